@@ -1,0 +1,107 @@
+# `make run` and `make test` do all the set-up themselves: they need Python >= 3.11 and this file.
+
+VENV := .venv
+BIN := $(VENV)/bin
+QUICKSTART := runs/quickstart
+# Under make -j the steps would share two cores and mix what they print.
+.NOTPARALLEL:
+.PHONY: help install run test lint format check wheel-check clean
+
+help:
+	@echo "make run          train on the built-in digits and print a comparison (under 90 s)"
+	@echo "make test         style, types, the built wheel and all tests"
+	@echo "make lint         style and types only"
+	@echo "make check        tests only; make check ARGS='-k coreset' picks some"
+	@echo "make format       put the code into shape"
+	@echo "make wheel-check  build the wheel and run it from outside the source tree"
+	@echo "make clean        remove the environment, caches and the quickstart's results"
+
+# --- The environment -----------------------------------------------------------------------------
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+install: $(VENV)/.installed
+
+$(VENV)/.created:
+	@python=; \
+	for candidate in python3.11 python3; do \
+		if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			python=$$candidate; break; \
+		fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo "corefed needs Python 3.11 or newer; neither python3.11 nor python3 here is one" \
+			"($$(python3 --version 2>&1)). Install it and type make again." >&2; \
+		exit 1; \
+	fi; \
+	echo "==> creating $(VENV) with $$($$python --version)"; \
+	$$python -m venv $(VENV) || { \
+		echo "$$python could not create an environment; on Debian and Ubuntu its venv module is" \
+			"a package of its own (python3.11-venv)." >&2; \
+		exit 1; \
+	}
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
+	@echo "==> installing corefed and its dependencies into $(VENV) (once; PyTorch is large)"
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# --- A first look --------------------------------------------------------------------------------
+
+run: install
+	@rm -rf $(QUICKSTART)
+	@echo "==> 1/3 coreset-pfedbayes: ten clients, each on a weighted fifth of its data"
+	$(BIN)/corefed run --method coreset-pfedbayes --data digits --clients 10 --fraction 0.2 \
+		--out $(QUICKSTART)/coreset-pfedbayes
+	@echo "==> 2/3 pfedbayes: the same clients on all their data"
+	$(BIN)/corefed run --method pfedbayes --data digits --clients 10 \
+		--out $(QUICKSTART)/pfedbayes
+	@echo "==> 3/3 random-subset: the same clients on a random fifth"
+	$(BIN)/corefed run --method random-subset --data digits --clients 10 --fraction 0.2 \
+		--out $(QUICKSTART)/random-subset
+	@echo "==> the three side by side"
+	$(BIN)/corefed compare $(QUICKSTART)/coreset-pfedbayes $(QUICKSTART)/pfedbayes \
+		$(QUICKSTART)/random-subset
+
+# --- What must hold ------------------------------------------------------------------------------
+
+test: lint wheel-check check
+
+lint: install
+	@echo "==> style and types"
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# Data that lie beside the checkout are used unless COREFED_DATA names others.
+ifeq ($(origin COREFED_DATA), undefined)
+ifneq ($(wildcard ../shared/data/.),)
+export COREFED_DATA := $(abspath ../shared/data)
+endif
+endif
+
+# Two processes of one thread each: on two cores faster than one process of two threads.
+check: install
+	@echo "==> tests (data: $${COREFED_DATA:-only what is built in})"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ARGS)
+
+# The wheel is installed into a folder of its own that comes before the source tree on the path.
+wheel-check: install
+	@echo "==> the wheel, outside the source tree"
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	python="$(CURDIR)/$(BIN)/python" && \
+	"$$python" -m pip wheel --quiet --no-deps --no-build-isolation -w "$$folder" . && \
+	"$$python" -m pip install --quiet --no-deps --target "$$folder/site" "$$folder"/*.whl && \
+	cd "$$folder" && export PYTHONPATH="$$folder/site" && \
+	"$$python" -c 'import corefed, os; assert corefed.__file__.startswith(os.environ["PYTHONPATH"])' && \
+	"$$python" -m corefed --version && \
+	"$$folder/site/bin/corefed" methods
+
+format: install
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf $(VENV) $(QUICKSTART) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

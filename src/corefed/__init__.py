@@ -1,0 +1,24 @@
+"""corefed: personalised Bayesian federated learning on coresets.
+
+Importing the package costs nothing: the names below are fetched, and torch with them, when they are
+first used, so that `corefed --help` answers at once.
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "Experiment": "corefed.config",
+    "Run": "corefed.config",
+    "UserError": "corefed.errors",
+    "prepare": "corefed.experiment",
+    "resolve": "corefed.config",
+    "train": "corefed.runtime.rounds",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'corefed' has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)

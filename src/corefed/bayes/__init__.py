@@ -1,0 +1,1 @@
+"""Mean-field Gaussian posteriors: sampling, KL, the weighted objective, the predictive."""

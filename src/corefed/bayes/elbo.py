@@ -1,0 +1,50 @@
+"""The weighted client objective (Eqs. 1 and 5) and its stochastic estimator (Eq. 9).
+
+Per datum, with n the client's number of points, whatever the size of its subset:
+
+    Omega(v) = (1/n) [ sum_j w_j E_q[ -log p_theta(D_j) ] + zeta KL(q || z) ]
+
+Eq. 9 as printed lost its w_j; here a minibatch carries it in `Batch.scale`, which also holds the
+factor that makes the sum over the batch unbiased for the sum over the support.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from corefed.bayes import gaussian
+from corefed.models import Model
+from corefed.types import Batch
+
+
+def weighted_nll(model: Model, theta: Tensor, batch: Batch) -> Tensor:
+    """(1/K) sum_k sum_j scale_j (-log p_{theta_k}(D_j)): [C]."""
+    log_p = model.log_likelihood(theta, batch.x, batch.y)  # [C, K, b]
+    return -(log_p * batch.scale.unsqueeze(1)).sum(-1).mean(-1)
+
+
+def objective(
+    model: Model, q: Tensor, z: Tensor, zeta_over_n: Tensor, batch: Batch, noise: Tensor
+) -> Tensor:
+    """Eq. 9, differentiable in q and z: [C]. The hot path uses `gradient` and closed forms."""
+    theta = gaussian.sample(q, noise)
+    return weighted_nll(model, theta, batch) + zeta_over_n * gaussian.kl(q, z)
+
+
+def gradient(
+    model: Model, mu: Tensor, sigma: Tensor, batch: Batch, noise: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The likelihood part of Eq. 9 and its gradients in (mu, sigma): [C], [C, P], [C, P].
+
+    theta = mu + sigma g, so d/dmu = d/dtheta and d/dsigma = g d/dtheta: one backward pass through
+    the network, none through the sampling.
+    """
+    theta = torch.addcmul(mu.unsqueeze(1), sigma.unsqueeze(1), noise).requires_grad_()
+    with torch.enable_grad():
+        loss = weighted_nll(model, theta, batch)
+        (by_theta,) = torch.autograd.grad(loss.sum(), theta)  # clients do not interact
+    by_sigma = by_theta * noise
+    if noise.shape[1] == 1:
+        return loss.detach(), by_theta.squeeze(1), by_sigma.squeeze(1)
+    return loss.detach(), by_theta.sum(1), by_sigma.sum(1)

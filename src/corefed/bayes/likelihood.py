@@ -1,0 +1,66 @@
+"""log p_theta(D_j): what a network's output says about a label or a target.
+
+`Categorical` for classification; `Gaussian` for regression y = f_theta(x) + noise, the model of the
+paper's theory, with a known noise or one that is learnt as the last entry of theta.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Categorical(NamedTuple):
+    classes: int
+    extra: int = 0  # entries of theta that belong to the likelihood, at its end
+
+    @property
+    def outputs(self) -> int:
+        return self.classes
+
+    def log_prob(self, theta: Tensor, output: Tensor, y: Tensor) -> Tensor:
+        """output [..., n, classes], y [..., n] -> [..., n]. Leading axes of y broadcast."""
+        y = y.expand(output.shape[:-1]).unsqueeze(-1)
+        return torch.log_softmax(output, -1).gather(-1, y).squeeze(-1)
+
+    def predictive(self, theta: Tensor, output: Tensor) -> Tensor:
+        """Class probabilities averaged over draws: [..., K, n, classes] -> [..., n, classes]."""
+        return torch.softmax(output, -1).mean(-3)
+
+
+class Gaussian(NamedTuple):
+    targets: int
+    noise: float = 1.0  # standard deviation; where learnt, the value it starts from
+    learn_noise: bool = False
+
+    @property
+    def outputs(self) -> int:
+        return self.targets
+
+    @property
+    def extra(self) -> int:
+        return int(self.learn_noise)
+
+    def log_noise(self, theta: Tensor) -> Tensor:
+        """log of the noise's standard deviation, shaped to broadcast against [..., n, targets]."""
+        if self.learn_noise:
+            return theta[..., -1][..., None, None]
+        return torch.full((), math.log(self.noise), device=theta.device, dtype=theta.dtype)
+
+    def log_prob(self, theta: Tensor, output: Tensor, y: Tensor) -> Tensor:
+        """output and y [..., n, targets] -> [..., n]."""
+        log_noise = self.log_noise(theta)
+        z = (y - output) * torch.exp(-log_noise)
+        return (-0.5 * z.square() - log_noise - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def predictive(self, theta: Tensor, output: Tensor) -> Tensor:
+        """Mean and variance of the mixture over draws, side by side: [..., n, 2 targets]."""
+        noise = torch.exp(2 * self.log_noise(theta)).expand_as(output).mean(-3)
+        spread = output.var(-3, unbiased=False)
+        return torch.cat([output.mean(-3), noise + spread], -1)
+
+
+Likelihood = Categorical | Gaussian

@@ -1,0 +1,232 @@
+"""The command line. Nothing here imports torch until a command needs it: `--help` answers at once.
+
+Exit codes: 0 done, 2 a mistake the user can mend (one line on stderr), 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from corefed import __version__
+from corefed.errors import UserError
+from corefed.methods.registry import METHODS
+
+app = typer.Typer(
+    help="Personalised Bayesian federated learning on coresets.",
+    epilog="Start with: corefed run. Then: corefed run --method pfedbayes, and corefed compare "
+    "runs/*.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RUN_EXAMPLES = """Examples:
+
+corefed run — ten clients learn the built-in digits on coresets.
+
+corefed run --data mnist --partition shards-medium --fraction 0.1 --rounds 100 --seed 0,1,2
+
+corefed run --method random-subset --fraction 0.1 --set redraw_every=100 --out runs/random
+
+corefed run --config experiment.toml --set zeta=10 --set hidden=200,100
+
+corefed run --resume runs/random — after a crash or Ctrl-C; ends as if it had never stopped.
+
+Settings without a flag are given by --set; `corefed methods NAME` lists them all."""
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
+Names = ", ".join(METHODS)
+
+
+@app.command(epilog=RUN_EXAMPLES)
+def run(
+    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
+    method: Annotated[str | None, typer.Option(help=f"One of {Names}.")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set; see `corefed datasets`.")] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="How data are dealt: shards-medium, labels:C, dirichlet:A...")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
+    local_steps: Annotated[int | None, typer.Option(help="Gradient steps a round.")] = None,
+    fraction: Annotated[
+        float | None, typer.Option(help="Part of each client's points it trains on, in (0, 1].")
+    ] = None,
+    seed: Annotated[
+        list[str] | None, typer.Option(help="A seed, or several: 0,1,2. May be repeated.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write; runs/<data>-<method>-<time> by default.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder.", metavar="DIR")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting.", metavar="KEY=VALUE")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where data lie, before $COREFED_DATA and the cache.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")] = False,
+    json: Json = False,
+) -> None:
+    """Train a federation and evaluate it. With no option: coreset-pfedbayes on the digits."""
+    flags = {
+        "method": method,
+        "data": data,
+        "partition": partition,
+        "clients": clients,
+        "rounds": rounds,
+        "local_steps": local_steps,
+        "fraction": fraction,
+        "seeds": ",".join(seed) if seed else None,
+        "device": device,
+        "data_dir": str(data_dir) if data_dir is not None else None,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    from corefed.running import execute
+
+    code = execute(config, given, assignments or [], out=out, resume=resume, quiet=quiet, json=json)
+    raise typer.Exit(code)
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="DIR...")],
+    json: Json = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the learning curves into this file (.png, .svg).")
+    ] = None,
+) -> None:
+    """Put runs side by side: accuracies, calibration, cost. Unfinished runs are shown as such."""
+    from corefed import report
+
+    results = report.load(folders)
+    if plot is not None:
+        report.plot(results, plot)
+    if json:
+        typer.echo(jsonlib.dumps(report.comparison_json(results), indent=1))
+    else:
+        report.console().print(report.comparison_table(results))
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show this method's settings.")] = None,
+) -> None:
+    """List the methods, or every setting of one."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if name is None:
+        table = Table("method", "what it is")
+        for known, entry in METHODS.items():
+            table.add_row(known, entry.description)
+        Console().print(table)
+        return
+    from corefed import describe, report
+
+    own = describe.of_method(name)
+    for title, settings in ((f"settings of {name}", own), ("of every run", describe.of_run())):
+        table = Table("setting", "type", "default", "what it is", title=title)
+        for setting in settings:
+            table.add_row(*setting)
+        report.console().print(table)
+
+
+@app.command()
+def datasets(
+    show: Annotated[str | None, typer.Option(help="Print how this data set is dealt.")] = None,
+    partition: Annotated[str | None, typer.Option(help="The partition to show.")] = None,
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data lie.")] = None,
+) -> None:
+    """List the data sets, or print a partition: training points of each client and class."""
+    from rich.table import Table
+
+    from corefed.data import datasets as known
+    from corefed.data import partition as partitions
+    from corefed.report import console
+
+    if show is None:
+        table = Table("data", "what it is", "usual partition")
+        for name, text in known.names().items():
+            table.add_row(name, text, partitions.default_for(name))
+        console().print(table)
+        return
+    dataset = known.load(show, data_dir, seed=seed, clients=clients)
+    spec = partition or partitions.default_for(show)
+    splits = partitions.split(spec, dataset, clients, seed)
+    table = Table(title=f"{show}, {spec}, seed {seed}: training points")
+    columns = map(str, range(dataset.classes)) if dataset.classes else ["points"]
+    for heading in ("client", *columns, "all", "test"):
+        table.add_column(heading, justify="right")
+    for client, (row, one) in enumerate(
+        zip(partitions.table(splits, dataset), splits, strict=True)
+    ):
+        table.add_row(str(client), *map(str, row), str(sum(row)), str(len(one.test)))
+    console().print(table)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="The benchmark, e.g. runtime.")],
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder for the figures.")] = None,
+) -> None:
+    """Measure speed and memory on this machine."""
+    import_module("corefed.bench").main(name, device=device, out=out)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="The table or figure.")],
+    scale: Annotated[str, typer.Option(help="quick or paper.")] = "quick",
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs.")] = None,
+) -> None:
+    """Run the experiments behind a table or figure again."""
+    if scale not in ("quick", "paper"):
+        raise UserError(f"scale is {scale!r}; it must be 'quick' or 'paper'.")
+    import_module("corefed.reproduce").main(name, scale, out)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"corefed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of `corefed` itself."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point: runs a command and turns every expected failure into one line."""
+    try:
+        code = app(arguments, standalone_mode=False)
+    except UserError as error:
+        _fail(str(error))
+    except click.ClickException as error:  # a flag that click itself refuses
+        _fail(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)  # 128 + SIGINT, what a shell expects
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(sentence: str) -> None:
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.exit(2)

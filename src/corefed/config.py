@@ -1,0 +1,292 @@
+"""From a TOML file and a command line to one frozen, checked `Experiment`.
+
+Layers, each over the one before: defaults, the method's preset, the file, flags, `--set key=value`.
+The keys of `Run` and those of the method's own Config share one flat namespace. What a string means
+follows from the field's annotation, so no key is described twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from corefed import ranges
+from corefed.errors import UserError
+from corefed.methods import registry
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+@dataclass(frozen=True)
+class Run:
+    """What every run has, whatever its method."""
+
+    method: str = "coreset-pfedbayes"
+    """The method to train; `corefed methods` lists them."""
+    data: str = "digits"
+    """The data set; `corefed datasets` lists them."""
+    partition: str = ""
+    """How data are dealt to clients; empty takes the usual one for the data."""
+    clients: int = 10
+    """Number of clients (N)."""
+    rounds: int = 30
+    """Communication rounds (T)."""
+    local_steps: int = 20
+    """Gradient steps a client makes in a round (R)."""
+    batch_size: int = 100
+    """Points in a minibatch (b); a client with fewer uses all it has."""
+    seeds: tuple[int, ...] = (0,)
+    """One repetition a seed, each with its own split and initial weights, trained together."""
+    cohort: int = 0
+    """Clients drawn for each round (S); 0 takes all."""
+    hidden: tuple[int, ...] = (100,)
+    """Widths of the network's hidden layers; empty is a linear model."""
+    noise: float = 1.0
+    """Regression: standard deviation of the targets' noise, or where learning starts from."""
+    learn_noise: bool = False
+    """Regression: learn the noise with the weights."""
+    scale: Literal["unit", "standard"] = "unit"
+    """Features as they are, or centred and divided by their training standard deviation."""
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda or cuda:INDEX."""
+    runtime: Literal["vmap", "loop"] = "vmap"
+    """All clients stacked, as far as memory allows, or one after the other."""
+    memory_mb: int = 4096
+    """Bound on the memory that stacking clients may take."""
+    evaluate_every: int = 0
+    """Rounds between evaluations; 0 makes about ten. The last round is always evaluated."""
+    evaluate_draws: int = 10
+    """Draws of the weights that a prediction averages over."""
+    checkpoint_every: int = 1
+    """Rounds between checkpoints; 0 writes none, and the run cannot be resumed."""
+    data_dir: str = ""
+    """Folder to look for data in, before $COREFED_DATA and the user's cache."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that defines a run."""
+
+    run: Run
+    settings: DataclassInstance
+    """The method's own Config."""
+
+
+RESULTS_UNCHANGED_BY = frozenset({"rounds", "evaluate_every", "checkpoint_every", "data_dir"})
+"""Keys a resumed run may change: training to any given round does not depend on them."""
+
+
+class _Given(NamedTuple):
+    key: str
+    value: object
+    where: str  # for messages: the file, the flag, or --set
+
+
+def resolve(
+    file: Path | None = None,
+    flags: Mapping[str, object] | None = None,
+    assignments: Sequence[str] = (),
+) -> Experiment:
+    """The experiment that defaults, preset, `file`, `flags` and `assignments` define, checked."""
+    given = [*_from_file(file), *_from_flags(flags or {}), *_from_assignments(assignments)]
+    method = str(next((g.value for g in reversed(given) if g.key == "method"), Run.method))
+    own = registry.config_class(method)
+    kinds = _kinds(own)
+    values: dict[str, object] = {}
+    for key, value, where in given:
+        if key not in kinds:
+            raise UserError(_unknown(key, where, method, list(kinds)))
+        values[key] = parse(key, value, kinds[key], where)
+    if "preset" in kinds:
+        _refuse_two_presets(given)
+        values = {**_preset(method, str(values.get("preset", own.preset)), kinds), **values}
+    run_keys = {field.name for field in dataclasses.fields(Run)}
+    experiment = Experiment(
+        Run(**{k: v for k, v in values.items() if k in run_keys}),  # type: ignore[arg-type]
+        own(**{k: v for k, v in values.items() if k not in run_keys}),
+    )
+    check(experiment)
+    return experiment
+
+
+def parse(key: str, value: object, kind: Any, where: str) -> object:
+    """`value`, as text or as TOML gives it, in the type of its annotation."""
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        if value not in choices:
+            raise UserError(
+                f"{key} ({where}) is {value!r}; it must be {' or '.join(map(repr, choices))}."
+            )
+        return value
+    if get_origin(kind) is tuple:
+        parts = _items(value)
+        return tuple(parse(key, part, get_args(kind)[0], where) for part in parts)
+    words, convert = _SCALARS[kind]
+    try:
+        return convert(value)
+    except ValueError:
+        raise UserError(f"{key} ({where}) must be {words}, not {value!r}.") from None
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse values out of range, once, before anything is loaded or written."""
+    values = to_dict(experiment)
+    ranges.check(values)
+    own = getattr(registry.module(experiment.run.method), "check", None)
+    if own is not None:
+        own(experiment.settings)
+
+
+def to_dict(experiment: Experiment) -> dict[str, Any]:
+    """Every key and value, flat and ready for JSON (tuples become lists)."""
+    flat = {**dataclasses.asdict(experiment.run), **dataclasses.asdict(experiment.settings)}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in flat.items()}
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The experiment as a file `resolve` reads back to an equal one."""
+    return "".join(f"{key} = {_toml(value)}\n" for key, value in to_dict(experiment).items())
+
+
+def fingerprint(values: Mapping[str, object]) -> str:
+    """A hash of everything in `to_dict` that changes results, bit for bit."""
+    kept = {k: v for k, v in values.items() if k not in RESULTS_UNCHANGED_BY}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def differences(there: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
+    """'zeta (10.0 there, 1.0 here)' for every key of the fingerprint that differs."""
+    keys = sorted((there.keys() | here.keys()) - RESULTS_UNCHANGED_BY)
+    return [
+        f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)"
+        for key in keys
+        if there.get(key) != here.get(key)
+    ]
+
+
+def _kinds(own: type[Any]) -> dict[str, Any]:
+    """Key -> annotation, of Run's fields and then the method's."""
+    kinds = {}
+    for cls in (Run, own):
+        hints = get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            if field.name in kinds:
+                raise TypeError(f"{cls.__module__}.Config: Run has a field {field.name!r} already")
+            kinds[field.name] = hints[field.name]
+    return kinds
+
+
+def _from_file(file: Path | None) -> Iterator[_Given]:
+    if file is None:
+        return
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"Cannot read {file}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not valid TOML: {error}.") from error
+    for key, value in content.items():
+        if isinstance(value, dict):
+            raise UserError(f"{file} has a table [{key}]; settings are flat: write key = value.")
+        yield _Given(key.replace("-", "_"), value, str(file))
+
+
+def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
+    for key, value in flags.items():
+        yield _Given(key, value, f"--{key.replace('_', '-')}")
+
+
+def _from_assignments(assignments: Sequence[str]) -> Iterator[_Given]:
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set {text!r} is not written key=value.")
+        yield _Given(key.strip().replace("-", "_"), value.strip(), "--set")
+
+
+def _refuse_two_presets(given: Sequence[_Given]) -> None:
+    """A file with a preset has its values too, over which a second preset would have no effect."""
+    named = [g for g in given if g.key == "preset"]
+    if len({g.value for g in named}) > 1:
+        raise UserError(
+            f"{named[0].where} asks for preset {named[0].value!r}, {named[-1].where} for "
+            f"{named[-1].value!r}; choose one, and take the first one's values out of the file."
+        )
+
+
+def _preset(method: str, name: str, kinds: Mapping[str, Any]) -> dict[str, object]:
+    presets = registry.presets(method)
+    if name not in presets:
+        raise UserError(f"{method} has no preset {name!r}, only {', '.join(presets)}.")
+    return {k: parse(k, v, kinds[k], f"preset {name}") for k, v in presets[name].items()}
+
+
+def _unknown(key: str, where: str, method: str, known: list[str]) -> str:
+    """One sentence for a key that is misspelt, or belongs to another method."""
+    owners = [name for name in registry.METHODS if key in _kinds(registry.config_class(name))]
+    if key == "fraction" and owners:
+        return f"{method} trains on all data and takes no fraction; {_list(owners)} do."
+    if owners:
+        return f"{key!r} ({where}) is a setting of {_list(owners)}, not of {method}."
+    nearest = get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}" if nearest else f"there are {', '.join(known)}"
+    return f"There is no setting {key!r} ({where}) in a {method} run; {hint}?"
+
+
+def _list(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _items(value: object) -> list[object]:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")] if value.strip() else []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    # JSON's true, numbers and strings are TOML's; only DEL must be escaped in addition.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _as_bool(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value not in ("true", "false"):
+        raise ValueError
+    return value == "true"
+
+
+def _as_int(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError
+    return int(value)
+
+
+def _as_float(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError
+    return float(value)
+
+
+def _as_str(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+_SCALARS: dict[Any, tuple[str, Any]] = {
+    bool: ("true or false", _as_bool),
+    int: ("a whole number", _as_int),
+    float: ("a number", _as_float),
+    str: ("text", _as_str),
+}

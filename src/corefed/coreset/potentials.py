@@ -1,0 +1,74 @@
+"""Potentials: log-likelihoods of every point under draws from pi-hat, as in Eq. 4.
+
+    g_j = S^{-1/2} [ log p_{theta_s}(D_j) - mean_s log p_{theta_s}(D_j) ]_{s = 1..S}
+    Phi = [g_1 .. g_n],   y = Phi 1
+
+A draw costs a forward pass of all n points, and S must exceed the coreset's size k (a fit with
+S - 1 <= k has an exact zero that means nothing). So a network with a linear head shares F draws of
+everything below the head between S / F draws each of the head: still draws from pi-hat, and the
+cost falls from S to about F forward passes. Such draws are correlated within a group, which costs
+some efficiency, not correctness: each is distributed as pi-hat.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from corefed.bayes import gaussian
+from corefed.models import Model
+from corefed.rng import Streams
+from corefed.types import ClientData
+
+
+def log_likelihoods(
+    model: Model,
+    pi: Tensor,
+    data: ClientData,
+    draws: int,
+    streams: Streams,
+    purpose: str,
+    feature_draws: int = 0,
+) -> Tensor:
+    """log p_{theta_s}(D_j): [C, S, n]. `feature_draws` 0 draws all of theta S times."""
+    clients, n = data.weight.shape
+    if model.head is None or feature_draws == 0 or feature_draws >= draws:
+        theta = gaussian.sample(pi, streams.normal(purpose, draws, model.size))
+        return model.log_likelihood(theta, data.x, data.y)
+    head = model.head
+    groups = feature_draws
+    each = -(-draws // groups)
+    theta = gaussian.sample(pi, streams.normal(purpose, groups, model.size))
+    features = head.features(theta, data.x)  # [C, F, n, h]
+    span = slice(head.weight.start, head.bias.stop)
+    heads = gaussian.sample(
+        pi[..., span], streams.normal(purpose + "/head", groups * each, span.stop - span.start)
+    )
+    split = head.weight.stop - head.weight.start
+    weight = heads[..., :split].unflatten(-1, (model.outputs, head.width))  # [C, S, out, h]
+    bias = heads[..., split:]  # [C, S, out]
+    result = torch.empty(clients, groups * each, n, device=pi.device, dtype=pi.dtype)
+    y = data.y.unsqueeze(1)
+    for f in range(groups):
+        mine = slice(f * each, (f + 1) * each)
+        output = torch.baddbmm(
+            bias[:, mine].flatten(1).unsqueeze(1),
+            features[:, f],
+            weight[:, mine].flatten(1, 2).mT,
+        )  # [C, n, each out]
+        output = output.unflatten(-1, (each, model.outputs)).movedim(2, 1)
+        result[:, mine] = model.likelihood.log_prob(theta[:, f : f + 1], output, y)
+    return result[:, :draws]
+
+
+def potentials(log_p: Tensor, mask: Tensor) -> Tensor:
+    """Phi [C, S, n] of Eq. 4 from log-likelihoods; columns of padding are zero."""
+    centred = log_p - log_p.mean(1, keepdim=True)
+    return centred.mul_(mask.unsqueeze(1)).mul_(log_p.shape[1] ** -0.5)
+
+
+def relative_error(phi: Tensor, w: Tensor) -> Tensor:
+    """||y - Phi w||^2 / ||y||^2 with y = Phi 1: [C]. On fresh draws, the coreset's quality."""
+    y = phi.sum(-1)
+    residual = y - torch.bmm(phi, w.unsqueeze(-1)).squeeze(-1)
+    return residual.square().sum(-1) / y.square().sum(-1).clamp_min(torch.finfo(y.dtype).tiny)

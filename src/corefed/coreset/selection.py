@@ -1,0 +1,115 @@
+"""Choosing a client's coreset, and judging one, on draws of its current posterior.
+
+The weighting distribution pi-hat is the client's posterior with its sigma widened. One width does
+not fit all: a narrow pi-hat sees only points that are still hard, and a client trained on those
+alone forgets the rest; a wide one sees mostly how points behave far away. So potentials are drawn
+at several widths, each block scaled to ||y|| = 1, and stacked.
+
+A coreset's figure of merit is its relative error on fresh draws over the error that a uniform
+subset of the same size has on them in expectation, which is in closed form. A solver's weights that
+do not beat that expectation are not used.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from corefed.bayes import gaussian
+from corefed.coreset import aiht, potentials, refit
+from corefed.models import Model
+from corefed.rng import Streams
+from corefed.types import ClientData
+
+
+class Quality(NamedTuple):
+    error: Tensor  # [C] ||y - Phi w||^2 / ||y||^2 on fresh draws
+    uniform: Tensor  # [C] the same, expected of a uniform subset of k points with weights n/k
+
+
+class Sketch(NamedTuple):
+    """How pi-hat is drawn from."""
+
+    widths: tuple[float, ...]
+    draws: int  # S, over all widths together
+    feature_draws: int  # F, over all widths together; 0 draws all of theta each time
+
+
+def stacked_potentials(
+    model: Model, q: Tensor, data: ClientData, sketch: Sketch, streams: Streams, purpose: str
+) -> Tensor:
+    """Phi [C, S, n]; with several widths, one block of rows each, scaled to ||Phi 1|| = 1."""
+    many = len(sketch.widths)
+    draws = -(-sketch.draws // many)
+    features = -(-sketch.feature_draws // many)
+    blocks = []
+    for width in sketch.widths:
+        pi = gaussian.widen(q, width)
+        name = f"{purpose}/{width:g}"
+        log_p = potentials.log_likelihoods(model, pi, data, draws, streams, name, features)
+        phi = potentials.potentials(log_p, data.weight > 0)
+        if many > 1:
+            norm = phi.sum(-1).norm(dim=-1).clamp_min(torch.finfo(phi.dtype).tiny)
+            phi = phi / norm.view(-1, 1, 1)
+        blocks.append(phi)
+    return torch.cat(blocks, 1)
+
+
+def judge(phi: Tensor, w: Tensor, k: Tensor, mask: Tensor) -> Quality:
+    """The error of w on these potentials, beside what a uniform subset of k_i points expects.
+
+    Sampling k of n columns without replacement, each with weight n/k, has
+    E||y - Phi w||^2 = (n/k)(n - k)/(n - 1) sum_j ||g_j - y/n||^2.
+    """
+    n = mask.sum(-1).to(phi.dtype)
+    y2 = phi.sum(-1).square().sum(-1).clamp_min(torch.finfo(phi.dtype).tiny)
+    spread = phi.square().sum((1, 2)) - y2 / n
+    k = k.to(phi.dtype)
+    expected = (n / k) * (n - k).clamp_min(0) / (n - 1).clamp_min(1) * spread
+    return Quality(potentials.relative_error(phi, w), expected / y2)
+
+
+def solve(
+    phi: Tensor,
+    y: Tensor,
+    k: Tensor,
+    mask: Tensor,
+    *,
+    debias: bool,
+    max_iterations: int,
+    shrink: float,
+) -> Tensor:
+    """Weights [C, n] by A-IHT (II with `debias`), then refitted towards n/k if `shrink` > 0."""
+    w = aiht.solve(phi, y, k, mask, debias=debias, max_iterations=max_iterations).w
+    if shrink > 0:
+        w = refit.refit(phi, y, w > 0, mask.sum(-1) / k, shrink)
+    everything = (k >= mask.sum(-1)).unsqueeze(-1)  # k = n: the coreset is the data
+    return torch.where(everything, mask.to(w.dtype), w)
+
+
+def draws_for(k: int, n: int, asked: int, memory_mb: int) -> int:
+    """S for one client: as asked, or 2k and at least 200, within a bound on memory.
+
+    The solver is degenerate when S - 1 <= k: an exact zero exists and means nothing. S depends on
+    the client alone, never on who is in the same call, and is rounded up to one of a few sizes so
+    that clients of similar size can be solved together.
+    """
+    wanted = asked or rounded_up(max(2 * k, MINIMUM_DRAWS))
+    return min(wanted, max(2, memory_mb * 2**20 // bytes_for(1, n)))
+
+
+def bytes_for(draws: int, n: int) -> int:
+    """Memory of a selection for one client: about four float32 matrices [S, n]."""
+    return 4 * 4 * draws * n
+
+
+def rounded_up(number: int) -> int:
+    """The next multiple of an eighth of its power of two: at most an eighth more."""
+    grain = max(1, 1 << max(0, number.bit_length() - 4))
+    return -(-number // grain) * grain
+
+
+MINIMUM_DRAWS = 200
+"""For tiny coresets 2k draws would estimate nothing; 200 rows cost little beside the features."""

@@ -1,0 +1,7 @@
+"""Data: load a pool of points, deal it to clients, stack the clients."""
+
+from corefed.data.clients import FederatedData, federate, stack
+from corefed.data.datasets import Dataset, load
+from corefed.data.partition import Split, split
+
+__all__ = ["Dataset", "FederatedData", "Split", "federate", "load", "split", "stack"]

@@ -1,0 +1,111 @@
+"""From one pool of points and a split to the stacked tensors every runtime trains on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from corefed.data.datasets import Dataset
+from corefed.data.partition import Split
+from corefed.errors import UserError
+from corefed.types import ClientData
+
+SCALES = ("unit", "standard")
+
+
+class FederatedData(NamedTuple):
+    """All clients side by side, padded with zeros that have weight 0."""
+
+    train: ClientData  # [C, n, ...]
+    test: ClientData  # [C, m, ...]
+    classes: int  # 0 for regression
+    targets: int  # width of the regression output; 0 for classification
+    names: list[str]  # [C]
+
+
+def federate(
+    dataset: Dataset, splits: list[Split], *, scale: str = "unit", memory_mb: int = 8192
+) -> FederatedData:
+    """Stack the clients of a split.
+
+    `scale="unit"` leaves x as it is; `"standard"` subtracts the mean and divides by the standard
+    deviation of all training values, two scalars that a real federation can agree on from three
+    sums a client. Test points never enter them. Regression targets stay in their own unit.
+    """
+    if scale not in SCALES:
+        raise UserError(f"There is no scale {scale!r}; use {' or '.join(SCALES)}.")
+    for client, one in enumerate(splits):
+        if len(one.train) == 0:
+            raise UserError(f"Client {client} has no training points; use fewer clients.")
+    _check_memory(dataset, splits, memory_mb)
+    mean, std = _training_scale(dataset, splits) if scale == "standard" else (0.0, 1.0)
+    return FederatedData(
+        train=_pad(dataset, [one.train for one in splits], mean, std),
+        test=_pad(dataset, [one.test for one in splits], mean, std),
+        classes=dataset.classes,
+        targets=0 if dataset.classes else dataset.y.shape[-1],
+        names=[f"client {client}" for client in range(len(splits))],
+    )
+
+
+def stack(many: list[FederatedData]) -> FederatedData:
+    """Several federations as one along the client axis, so that all seeds train in one pass."""
+    first = many[0]
+    if any((one.classes, one.targets) != (first.classes, first.targets) for one in many):
+        raise ValueError("federations with different classes or targets cannot be stacked")
+    return FederatedData(
+        train=_concatenate([one.train for one in many]),
+        test=_concatenate([one.test for one in many]),
+        classes=first.classes,
+        targets=first.targets,
+        names=[name for one in many for name in one.names],
+    )
+
+
+def _check_memory(dataset: Dataset, splits: list[Split], memory_mb: int) -> None:
+    """Padding multiplies the largest client by the number of clients: refuse before allocating."""
+    point = sum(row.numel() * row.element_size() for row in (dataset.x[0], dataset.y[0])) + 4
+    padded = max(len(one.train) for one in splits) + max(len(one.test) for one in splits)
+    needed_mb = point * padded * len(splits) / 2**20
+    if needed_mb > memory_mb:
+        sizes = [len(one.train) + len(one.test) for one in splits]
+        largest = max(range(len(splits)), key=sizes.__getitem__)
+        raise UserError(
+            f"{len(splits)} clients padded to the largest need {needed_mb:.0f} MB, more than the "
+            f"{memory_mb} MB allowed. Client {largest} is the largest, with {sizes[largest]} "
+            "points; use a more even partition, fewer points, or raise memory_mb."
+        )
+
+
+def _training_scale(dataset: Dataset, splits: list[Split]) -> tuple[float, float]:
+    rows = torch.cat([one.train for one in splits])
+    std, mean = torch.std_mean(dataset.x[rows], correction=0)
+    return mean.item(), std.item() or 1.0  # constant features: centre only
+
+
+def _pad(dataset: Dataset, rows: list[Tensor], mean: float, std: float) -> ClientData:
+    shape = len(rows), max(len(one) for one in rows)
+    x = dataset.x.new_zeros(*shape, *dataset.x.shape[1:])
+    y = dataset.y.new_zeros(*shape, *dataset.y.shape[1:])
+    weight = torch.zeros(shape)
+    for client, one in enumerate(rows):
+        x[client, : len(one)] = (dataset.x[one] - mean) / std
+        y[client, : len(one)] = dataset.y[one]
+        weight[client, : len(one)] = 1
+    return ClientData(x, y, weight)
+
+
+def _concatenate(many: list[ClientData]) -> ClientData:
+    length = max(one.weight.shape[1] for one in many)
+    return ClientData(
+        x=torch.cat([_lengthen(one.x, length) for one in many]),
+        y=torch.cat([_lengthen(one.y, length) for one in many]),
+        weight=torch.cat([_lengthen(one.weight, length) for one in many]),
+    )
+
+
+def _lengthen(values: Tensor, length: int) -> Tensor:
+    missing = length - values.shape[1]
+    return torch.cat([values, values.new_zeros(len(values), missing, *values.shape[2:])], dim=1)

@@ -1,0 +1,110 @@
+"""From an `Experiment` to everything a run needs: data, model, method, clients, first servers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from corefed import models
+from corefed.bayes.likelihood import Categorical, Gaussian
+from corefed.config import Experiment, Run
+from corefed.data import clients as federation
+from corefed.data import datasets, partition
+from corefed.errors import UserError
+from corefed.methods import registry
+from corefed.models import Model
+from corefed.rng import SERVER, Streams, Who
+from corefed.runtime import local
+from corefed.types import ClientData, Method, Tree, Work
+
+
+class Setup(NamedTuple):
+    """A run about to begin. Row g N + i of the data is client i of the g-th seed."""
+
+    experiment: Experiment  # concrete: nothing left to be chosen by default
+    data: federation.FederatedData
+    model: Model
+    method: Method
+    clients: local.Clients
+    servers: list[Tree]  # one a seed
+
+
+def concrete(experiment: Experiment) -> Experiment:
+    """Fill in what depends on the machine or the data, so that the record says what was run."""
+    run = experiment.run
+    return dataclasses.replace(
+        experiment,
+        run=dataclasses.replace(
+            run,
+            device=str(device_for(run.device)),
+            partition=run.partition or partition.default_for(run.data),
+        ),
+    )
+
+
+def prepare(experiment: Experiment) -> Setup:
+    """Load, check and deal the data; build model, method and clients. Writes nothing."""
+    experiment = concrete(experiment)
+    run = experiment.run
+    device = torch.device(run.device)
+    data = load(run)
+    data = data._replace(train=_to(data.train, device), test=_to(data.test, device))
+    model = network(run, data)
+    method = registry.build(run.method, experiment.settings, model)
+    servers = [
+        {k: v.to(device) for k, v in method.init_server(Streams([Who(seed, SERVER)], 0)).items()}
+        for seed in run.seeds
+    ]
+    chunk = 1 if run.runtime == "loop" else local.chunk_for(method, data.train, run.memory_mb)
+    work = Work(run.local_steps, run.batch_size)
+    clients = local.Clients(method, data.train, run.seeds, servers, work, chunk)
+    return Setup(experiment, data, model, method, clients, servers)
+
+
+def load(run: Run) -> federation.FederatedData:
+    """The federations of all seeds, one after the other along the client axis."""
+    folder = Path(run.data_dir) if run.data_dir else None
+    spec = run.partition or partition.default_for(run.data)
+    bound = max(1, run.memory_mb // len(run.seeds))
+    many: list[federation.FederatedData] = []
+    dataset: datasets.Dataset | None = None
+    for seed in run.seeds:
+        if dataset is None or run.data.startswith("synthetic-"):  # drawn anew for each seed
+            dataset = datasets.load(run.data, folder, seed=seed, clients=run.clients)
+        splits = partition.split(spec, dataset, run.clients, seed)
+        many.append(federation.federate(dataset, splits, scale=run.scale, memory_mb=bound))
+    return many[0] if len(many) == 1 else federation.stack(many)
+
+
+def network(run: Run, data: federation.FederatedData) -> Model:
+    """An MLP from the data's features to its classes or targets."""
+    features = data.train.x[0, 0].numel()
+    if data.classes:
+        return models.mlp((features, *run.hidden, data.classes), Categorical(data.classes))
+    likelihood = Gaussian(data.targets, run.noise, run.learn_noise)
+    return models.mlp((features, *run.hidden, data.targets), likelihood)
+
+
+def device_for(name: str) -> torch.device:
+    """auto is the GPU where there is one; a named device that is missing is an error."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"There is no device {name!r}; use auto, cpu, cuda or cuda:INDEX.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device is {name!r}, but this machine has no CUDA; use auto or cpu.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UserError(f"device is {name!r}, but the last of {count} is cuda:{count - 1}.")
+    return device
+
+
+def _to(data: ClientData, device: torch.device) -> ClientData:
+    return ClientData(*(field.to(device) for field in data))

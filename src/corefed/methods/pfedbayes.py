@@ -1,0 +1,144 @@
+"""PFedBayes (Zhang et al., ICML 2022): personalised Bayesian federated learning on all data.
+
+Client i keeps a mean-field Gaussian q_i. In each round it starts a localised global model z_i at
+the broadcast v and alternates R times a step of q_i on Eq. 9 with a step of z_i on KL(q_i || z_i);
+it uploads z_i. The server averages: v <- (1 - beta) v + (beta / S) sum_i z_i.
+
+The client's half (`begin`, `step`, `end`) is shared with coreset-pfedbayes and random-subset,
+which differ only in the weights w of the likelihood.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from corefed import optim
+from corefed.bayes import elbo, gaussian
+from corefed.bayes.predict import predictive
+from corefed.models import Model
+from corefed.rng import Streams
+from corefed.types import Batch, ClientData, Method, Tree, Update
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of PFedBayes; the paper's symbol in brackets."""
+
+    zeta: float = 1.0
+    """Weight of KL(q || z) against the full-data likelihood (zeta): more means less personal."""
+    beta: float = 1.0
+    """Server mixing (beta): v <- (1 - beta) v + beta mean of uploads."""
+    eta_1: float = 0.001
+    """Learning rate of the personal posterior q."""
+    eta_2: float = 0.001
+    """Learning rate of the localised global model z."""
+    monte_carlo: int = 1
+    """Draws of theta a step (K)."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Update rule of both steps."""
+    fusion: Literal["average", "precision"] = "average"
+    """How the server joins posteriors: the paper's average of (mu, rho), or natural parameters."""
+    initial_std: float = 0.1
+    """Standard deviation of the initial means (mu ~ N(0, 0.1^2) in the paper)."""
+    initial_rho: float = -3.0
+    """Initial rho of every weight; sigma = softplus(rho)."""
+
+
+def build(config: Config, model: Model) -> Method:
+    personal = optim.named(config.optimizer, config.eta_1)
+    localised = optim.named(config.optimizer, config.eta_2)
+
+    def init_server(streams: Streams) -> Tree:
+        mu = model.init(streams.generators("init")[0], config.initial_std)
+        return {"v": torch.stack([mu, torch.full_like(mu, config.initial_rho)])}
+
+    def init_client(broadcast: Tree, data: ClientData) -> Tree:
+        v = broadcast["v"]
+        return {"q": v.clone(), "z": v.clone(), **_prefixed("q.", personal.init(v))}
+
+    def begin(broadcast: Tree, private: Tree, data: ClientData) -> Tree:
+        z = broadcast["v"].clone()  # v_{z,0} = v^t
+        kept = {name: value.clone() for name, value in private.items() if name != "z"}
+        n = data.size.to(z.dtype)
+        sigma = gaussian.sigma(kept["q"][:, 1])
+        prior = (config.zeta / n).unsqueeze(-1)
+        return {
+            **kept, "z": z, "sigma": sigma, "prior": prior, **_prefixed("z.", localised.init(z))
+        }  # fmt: skip
+
+    def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
+        q, z, prior, sigma_q = working["q"], working["z"], working["prior"], working["sigma"]
+        gradient = torch.empty_like(q)
+
+        # q: one step on Eq. 9, likelihood by back-propagation, KL in closed form.
+        loss, by_mu, by_sigma = elbo.gradient(model, q[:, 0], sigma_q, batch, noise)
+        sigma_z = gaussian.sigma(z[:, 1])
+        kl_mu, kl_sigma = gaussian.kl_grads(q, z, sigma_q, sigma_z)
+        torch.addcmul(by_mu, prior, kl_mu, out=gradient[:, 0])
+        by_sigma.addcmul_(prior, kl_sigma)
+        torch.mul(by_sigma, torch.sigmoid(q[:, 1]), out=gradient[:, 1])
+        personal.update(q, gradient, _under("q.", working))
+
+        # z_i: one step on KL(q || z_i), q held fixed.
+        working["sigma"] = sigma_q = gaussian.sigma(q[:, 1])
+        kl_mu, kl_sigma = gaussian.kl_grads_reference(q, z, sigma_q, sigma_z)
+        torch.mul(prior, kl_mu, out=gradient[:, 0])
+        torch.mul(kl_sigma.mul_(prior), torch.sigmoid(z[:, 1]), out=gradient[:, 1])
+        localised.update(z, gradient, _under("z.", working))
+        return working, {"loss": loss}
+
+    def end(broadcast: Tree, working: Tree) -> tuple[Tree, Tree]:
+        dropped = ("sigma", "prior")
+        private = {
+            name: value
+            for name, value in working.items()
+            if name not in dropped and not name.startswith("z.")
+        }
+        return {"v": working["z"]}, private
+
+    def models(broadcast: Tree, private: Tree) -> dict[str, Tree]:
+        return {
+            "personal": {"v": private["q"]},
+            "global": {"v": broadcast["v"]},
+            "localized": {"v": private["z"]},
+        }
+
+    return Method(
+        name="pfedbayes",
+        init_server=init_server,
+        init_client=init_client,
+        begin=begin,
+        select=None,
+        weights=lambda working, data: data.weight,
+        step=step,
+        end=end,
+        aggregate=lambda server, update: aggregate(config, server, update),
+        models=models,
+        predict=lambda tree, x, noise: predictive(model, tree["v"], x, noise),
+        noise=(config.monte_carlo, model.size),
+    )
+
+
+def aggregate(config: Config, server: Tree, update: Update) -> Tree:
+    """v^{t+1} = (1 - beta) v^t + (beta / S) sum_i v_i, in (mu, rho) or in natural parameters."""
+    uploads = update.message["v"]  # [S, 2, P]
+    if config.fusion == "average":
+        return {"v": torch.lerp(server["v"], uploads.mean(0), config.beta)}
+    precision = gaussian.sigma(uploads[:, 1]).pow(-2)
+    mean_precision = precision.mean(0)
+    mu = (precision * uploads[:, 0]).mean(0) / mean_precision
+    fused = torch.stack([mu, gaussian.rho_of(mean_precision.rsqrt())])
+    return {"v": torch.lerp(server["v"], fused, config.beta)}
+
+
+def _prefixed(prefix: str, tree: Tree) -> Tree:
+    return {prefix + name: value for name, value in tree.items()}
+
+
+def _under(prefix: str, tree: Tree) -> Tree:
+    """The part of a tree below a prefix; tensors are shared, so in-place updates go through."""
+    return {k.removeprefix(prefix): v for k, v in tree.items() if k.startswith(prefix)}

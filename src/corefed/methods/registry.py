@@ -1,0 +1,65 @@
+"""Every method by name. A new method is one new file and one new row in `METHODS`.
+
+The modules are imported when asked for, so that listing the names needs no torch. A method's module
+has `Config`, a frozen dataclass, and `build(config, model) -> Method`; it may have
+`PRESETS: dict[str, dict[str, object]]` (for a Config with a field `preset`) and
+`check(config) -> None`, which raises UserError.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from corefed.errors import UserError
+
+if TYPE_CHECKING:
+    from corefed.models import Model
+    from corefed.types import Method
+
+
+class Entry(NamedTuple):
+    module: str
+    description: str
+
+
+METHODS: dict[str, Entry] = {
+    "coreset-pfedbayes": Entry(
+        "corefed.methods.coreset_pfedbayes",
+        "personal Bayesian models, each trained on a weighted coreset of its client's data",
+    ),
+    "pfedbayes": Entry(
+        "corefed.methods.pfedbayes",
+        "personal Bayesian models trained on all data",
+    ),
+    "random-subset": Entry(
+        "corefed.methods.random_subset",
+        "pfedbayes on a uniformly drawn subset, chosen once or redrawn",
+    ),
+}
+
+
+def module(name: str) -> ModuleType:
+    """The module of a method, imported now."""
+    if name not in METHODS:
+        nearest = get_close_matches(name, METHODS, n=1)
+        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        raise UserError(f"There is no method {name!r}.{hint} Known: {', '.join(METHODS)}.")
+    return import_module(METHODS[name].module)
+
+
+def config_class(name: str) -> type[Any]:
+    """The dataclass of a method's settings."""
+    return cast("type[Any]", module(name).Config)
+
+
+def presets(name: str) -> dict[str, dict[str, object]]:
+    """Named sets of values a method offers; empty where it has none."""
+    return cast("dict[str, dict[str, object]]", getattr(module(name), "PRESETS", {}))
+
+
+def build(name: str, config: object, model: Model) -> Method:
+    """The method with its settings bound."""
+    return cast("Method", module(name).build(config, model))

@@ -1,0 +1,149 @@
+"""Networks as functions of one flat parameter vector, for many clients and draws at once.
+
+`Model.log_likelihood(theta [C, K, P], x [C, n, ...], y)` is all that the methods need. An MLP has a
+hand-laid batched forward pass; any other nn.Module without batch statistics goes through
+`torch.func.functional_call` under vmap. A test holds the two to the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from corefed.bayes.likelihood import Likelihood
+from corefed.errors import UserError
+
+Forward = Callable[[Tensor, Tensor], Tensor]
+
+
+class Head(NamedTuple):
+    """The last linear layer apart from the rest, so that many heads can share few feature draws."""
+
+    features: Forward  # (theta [C, K, P], x [C, n, ...]) -> [C, K, n, h]
+    width: int  # h
+    weight: slice  # where [outputs, h] lies in theta
+    bias: slice
+
+
+class Model(NamedTuple):
+    size: int  # P
+    outputs: int
+    forward: Forward  # (theta [C, K, P], x [C, n, ...]) -> [C, K, n, outputs]
+    init: Callable[[torch.Generator, float], Tensor]  # (generator, std) -> mu [P]
+    likelihood: Likelihood
+    head: Head | None
+    flops: int  # of one forward pass of one point, for budgets; 2 a multiply-add
+
+    def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """log p_theta(D_j) for every client, draw and point: [C, K, n]."""
+        y = y.unsqueeze(1)
+        return self.likelihood.log_prob(theta, self.forward(theta, x), y)
+
+
+def mlp(widths: Sequence[int], likelihood: Likelihood) -> Model:
+    """A ReLU network of any widths, e.g. (784, 100, 10); mu starts as N(0, std^2)."""
+    if len(widths) < 2 or min(widths) < 1:
+        raise UserError(f"a network needs an input and an output width of at least 1, not {widths}")
+    layers: list[tuple[slice, slice, int, int]] = []
+    offset = 0
+    for fan_in, fan_out in pairwise(widths):
+        weight = slice(offset, offset + fan_in * fan_out)
+        bias = slice(weight.stop, weight.stop + fan_out)
+        layers.append((weight, bias, fan_in, fan_out))
+        offset = bias.stop
+    size = offset + likelihood.extra
+
+    def hidden(theta: Tensor, x: Tensor, upto: int) -> Tensor:
+        clients, draws = theta.shape[:2]
+        h = x.flatten(2)  # [C, n, d]: the first layer's input is shared by all draws
+        for index, (weight, bias, fan_in, fan_out) in enumerate(layers[:upto]):
+            w = theta[..., weight].unflatten(-1, (fan_out, fan_in))  # [C, K, out, in]
+            b = theta[..., bias]  # [C, K, out]
+            if index == 0:  # one product for all K draws
+                h = torch.baddbmm(b.flatten(1).unsqueeze(1), h, w.flatten(1, 2).mT)
+                h = h.unflatten(-1, (draws, fan_out)).movedim(2, 1)
+            else:
+                h = torch.baddbmm(
+                    b.flatten(0, 1).unsqueeze(1), h.flatten(0, 1), w.flatten(0, 1).mT
+                ).unflatten(0, (clients, draws))
+            if index < len(layers) - 1:
+                h = h.relu()
+        return h
+
+    def features(theta: Tensor, x: Tensor) -> Tensor:
+        if len(layers) == 1:
+            return x.flatten(2).unsqueeze(1).expand(-1, theta.shape[1], -1, -1)
+        return hidden(theta, x, len(layers) - 1)
+
+    def init(g: torch.Generator, std: float) -> Tensor:
+        return _with_noise(torch.randn(offset, generator=g) * std, likelihood)
+
+    weight, bias, fan_in, _ = layers[-1]
+    return Model(
+        size=size,
+        outputs=widths[-1],
+        forward=lambda theta, x: hidden(theta, x, len(layers)),
+        init=init,
+        likelihood=likelihood,
+        head=Head(features, fan_in, weight, bias),
+        flops=2 * sum(a * b for a, b in pairwise(widths)),
+    )
+
+
+def from_module(module: nn.Module, likelihood: Likelihood) -> Model:
+    """Any module without batch statistics. mu starts at the module's own weights."""
+    _refuse_batch_statistics(module)
+    named = {name: p.detach() for name, p in module.named_parameters()}
+    buffers = {name: b.detach() for name, b in module.named_buffers()}
+    spans: dict[str, tuple[slice, torch.Size]] = {}
+    offset = 0
+    for name, p in named.items():
+        spans[name] = (slice(offset, offset + p.numel()), p.shape)
+        offset += p.numel()
+
+    def call(theta: Tensor, x: Tensor) -> Tensor:
+        parameters = {name: theta[span].view(shape) for name, (span, shape) in spans.items()}
+        fixed = {name: b.to(theta.device) for name, b in buffers.items()}
+        output: Tensor = functional_call(module, {**parameters, **fixed}, (x,))
+        return output
+
+    over_draws = vmap(call, in_dims=(0, None), randomness="error")
+    forward = vmap(over_draws, in_dims=(0, 0), randomness="error")
+
+    def init(g: torch.Generator, std: float) -> Tensor:
+        return _with_noise(torch.cat([p.reshape(-1) for p in named.values()]), likelihood)
+
+    return Model(
+        size=offset + likelihood.extra,
+        outputs=likelihood.outputs,
+        forward=forward,
+        init=init,
+        likelihood=likelihood,
+        head=None,
+        flops=2 * offset,
+    )
+
+
+def _with_noise(mu: Tensor, likelihood: Likelihood) -> Tensor:
+    """Append the log noise where the likelihood learns it."""
+    if not likelihood.extra:
+        return mu
+    noise = float(getattr(likelihood, "noise", 1.0))
+    return torch.cat([mu, torch.full((likelihood.extra,), math.log(noise))])
+
+
+def _refuse_batch_statistics(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or (
+            isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
+        ):
+            raise UserError(
+                f"layer '{name}' ({type(layer).__name__}) keeps statistics of its batches, which "
+                "have no meaning for a posterior over weights; use nn.GroupNorm or nn.LayerNorm"
+            )

@@ -1,0 +1,109 @@
+"""Randomness is an argument, made from (seed, round, client, purpose).
+
+Each client has a stream of its own for each purpose, so its draws do not depend on which other
+clients are in the call, in what order, or how they were chunked: the loop and the vmap runtime
+consume the same numbers, and a resumed run continues with those of the run that was killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SERVER = -1
+"""The client number under which the server draws (initial weights, cohorts)."""
+
+
+def key(seed: int, round_: int, client: int, purpose: str) -> int:
+    """63 bits that differ whenever an argument does, and are the same on every machine."""
+    text = f"{seed}/{round_}/{client}/{purpose}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1
+
+
+def generator(
+    seed: int, round_: int, client: int, purpose: str, device: torch.device | str = "cpu"
+) -> torch.Generator:
+    """A fresh generator for one (seed, round, client, purpose)."""
+    return torch.Generator(device=device).manual_seed(key(seed, round_, client, purpose))
+
+
+class Who(NamedTuple):
+    """One simulated client: the run's seed it belongs to, and its number there."""
+
+    seed: int
+    client: int
+
+
+class Streams:
+    """The random streams of C clients in one round.
+
+    `device` is where the results are wanted, `source` where they are drawn. They are the same
+    unless a test wants a GPU to consume the CPU's numbers.
+    """
+
+    def __init__(
+        self,
+        who: Sequence[Who],
+        round_: int,
+        device: torch.device | str = "cpu",
+        source: torch.device | str | None = None,
+    ) -> None:
+        self.who = list(who)
+        self.round = round_
+        self.device = torch.device(device)
+        self.source = torch.device(source) if source is not None else self.device
+        self._open: dict[str, list[torch.Generator]] = {}
+        self._parent: tuple[Streams, list[int]] | None = None
+
+    def generators(self, purpose: str, *, host: bool = False) -> list[torch.Generator]:
+        """One generator a client; a second call with the same purpose goes on where it was.
+
+        `host` asks for CPU generators whatever the device, for indices drawn on the host.
+        """
+        if self._parent is not None:
+            parent, rows = self._parent
+            generators = parent.generators(purpose, host=host)
+            return [generators[r] for r in rows]
+        device = torch.device("cpu") if host else self.source
+        name = f"{purpose}@{device.type}"
+        if name not in self._open:
+            self._open[name] = [
+                generator(w.seed, self.round, w.client, purpose, device) for w in self.who
+            ]
+        return self._open[name]
+
+    def normal(self, purpose: str, *shape: int) -> Tensor:
+        """[C, *shape] standard normals."""
+        out = torch.empty(len(self.who), *shape, device=self.source)
+        for row, g in zip(out, self.generators(purpose), strict=True):
+            row.normal_(generator=g)
+        return out.to(self.device)
+
+    def uniform(self, purpose: str, *shape: int) -> Tensor:
+        """[C, *shape] uniforms on [0, 1)."""
+        out = torch.empty(len(self.who), *shape, device=self.source)
+        for row, g in zip(out, self.generators(purpose), strict=True):
+            row.uniform_(generator=g)
+        return out.to(self.device)
+
+    def restart(self) -> Streams:
+        """The same streams from their beginning, for two branches that must draw alike."""
+        return Streams(self.who, self.round, self.device, self.source)
+
+    def subset(self, rows: Sequence[int]) -> Streams:
+        """The streams of some of these clients; what one draws moves the other on."""
+        child = Streams([self.who[r] for r in rows], self.round, self.device, self.source)
+        child._parent = (self, list(rows))
+        return child
+
+
+def choose(seed: int, round_: int, clients: int, size: int) -> tuple[int, ...]:
+    """The cohort of a round: `size` of `clients` without replacement, in ascending order."""
+    if size >= clients:
+        return tuple(range(clients))
+    g = generator(seed, round_, SERVER, "cohort")
+    return tuple(sorted(torch.randperm(clients, generator=g)[:size].tolist()))

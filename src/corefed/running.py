@@ -1,0 +1,141 @@
+"""What `corefed run` does around training: folder, progress, Ctrl-C, the table at the end."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from corefed import record, report
+from corefed.config import resolve
+from corefed.errors import UserError
+from corefed.runtime import rounds
+
+INTERRUPTED = 128 + signal.SIGINT  # what a shell expects
+
+
+def execute(
+    config: Path | None,
+    flags: Mapping[str, object],
+    assignments: Sequence[str],
+    *,
+    out: Path | None,
+    resume: Path | None,
+    quiet: bool,
+    json: bool,
+) -> int:
+    """Resolve, train, print; the exit code, 130 after Ctrl-C."""
+    if resume is not None:
+        if out is not None:
+            raise UserError("--resume goes on in its own folder; leave out --out.")
+        record.Folder(resume).refuse_missing()
+        config = config or resume / record.EXPERIMENT
+    experiment = resolve(config, flags, assignments)
+    run = experiment.run
+    folder = resume or out or record.default_folder(run.data, run.method)
+
+    if run.checkpoint_every:
+        hint = f"go on with: corefed run --resume {shlex.quote(str(folder))}"
+    else:
+        hint = "it has no checkpoint (checkpoint_every = 0) to go on from"
+    try:
+        with _stop_on_interrupt(folder) as stop, _progress(run.rounds) as show:
+            trained = rounds.train(
+                experiment,
+                folder,
+                resume=resume is not None,
+                on_round=(lambda line: None) if quiet or json else show,
+                stop=lambda: bool(stop),
+            )
+    except KeyboardInterrupt:
+        begun = record.begun(folder)
+        print(f"stopped inside a round; {hint}" if begun else "nothing written", file=sys.stderr)
+        return INTERRUPTED
+    if not trained.finished:
+        print(f"stopped after round {trained.summary['rounds']}; {hint}", file=sys.stderr)
+        return INTERRUPTED
+    if json:
+        print(jsonlib.dumps(trained.summary, indent=1))
+    elif quiet:
+        print(folder)
+    else:
+        report.console().print(report.metrics_table(trained.summary))
+        print(f"written to {folder}")
+    return 0
+
+
+@contextmanager
+def _stop_on_interrupt(folder: Path) -> Iterator[list[int]]:
+    """Collects the first Ctrl-C, so that a round is not cut in two; a second one aborts.
+
+    While data are still being loaded there is nothing to finish, and the first one aborts.
+    """
+    caught: list[int] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        if not record.begun(folder):
+            raise KeyboardInterrupt
+        caught.append(number)
+        print("\nfinishing this round; Ctrl-C again stops at once", file=sys.stderr)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield caught
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    """A bar on stderr with the last known figures; plain lines where stderr is not a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=20))
+    bar = Progress(
+        *columns, TextColumn("{task.description}"), TimeRemainingColumn(), console=console
+    )
+    known: dict[str, str] = {}
+
+    def show(line: dict[str, Any]) -> None:
+        known.update(_figures(line))
+        text = "  ".join(f"{name} {value}" for name, value in known.items())
+        if console.is_terminal:
+            if not bar.live.is_started:
+                bar.start()
+                bar.add_task("", total=total)
+            bar.update(bar.task_ids[0], completed=line["round"], description=text)
+        elif "metrics" in line:
+            print(f"round {line['round']}/{total}  {text}", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+def _figures(line: dict[str, Any]) -> dict[str, str]:
+    """What is worth watching, as means over seeds."""
+    figures = {"loss": f"{_mean(line['loss']):.3f}"}
+    metrics = line.get("metrics", {})
+    if "personal_accuracy" in metrics:
+        figures["personal"] = f"{100 * _mean(metrics['personal_accuracy']):.1f} %"
+    elif "personal_rmse" in metrics:
+        figures["RMSE"] = f"{_mean(metrics['personal_rmse']):.3f}"
+    errors = [e for e in line["coreset"].get("held_out_error", []) if e is not None]
+    if errors:
+        figures["coreset error"] = f"{_mean(errors):.3f}"
+    return figures
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

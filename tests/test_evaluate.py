@@ -1,0 +1,87 @@
+"""Metrics against values worked out by hand, with padding, clients, runs and chunks in play."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from corefed import evaluate
+from corefed.runtime.local import Clients, Work
+from corefed.types import ClientData, Method, Tree
+
+# Three points, two classes: right with .9, wrong with .6, right with .6.
+P = torch.tensor([[[0.9, 0.1], [0.6, 0.4], [0.4, 0.6]]], dtype=torch.float64)
+Y = torch.tensor([[0, 1, 1]])
+
+
+def test_classification_by_hand() -> None:
+    each = {name: value[0] for name, value in evaluate.of_points(P, Y).items()}
+    found = dict(evaluate.pooled_points(each))
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["nll"] == pytest.approx(-(math.log(0.9) + math.log(0.4) + math.log(0.6)) / 3)
+    assert found["brier"] == pytest.approx((2 * 0.1**2 + 2 * 0.6**2 + 2 * 0.4**2) / 3)
+    # Bins of 1/15: .9 is in (13/15, 14/15], alone: |1 - .9|. Both .6 are in (8/15, 9/15]: their
+    # accuracy is .5, their confidence .6. Weighted: (1/3) .1 + (2/3) .1.
+    assert found["ece"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("confidence", "index"), [(1 / 15, 0), (1 / 15 + 1e-9, 1), (1.0, 14)])
+def test_bins_are_closed_above(confidence: float, index: int) -> None:
+    """Two points share a bin, and their gaps cancel, only if they are on the same side."""
+    middle = (index + 0.5) / 15
+    both = torch.tensor([confidence, middle], dtype=torch.float64)
+    gap = abs(2 * 0.5 - both.sum().item())
+    correct = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    assert evaluate.calibration_error(both, correct) == pytest.approx(gap / 2)
+
+
+def test_a_probability_of_zero_is_not_infinite() -> None:
+    each = evaluate.of_points(torch.tensor([[[1.0, 0.0]]]), torch.tensor([[1]]))
+    assert 80 < each["nll"].item() < 100
+
+
+def test_regression_by_hand() -> None:
+    prediction = torch.tensor([[[1.0, 4.0], [2.0, 1.0]]])  # [mean | variance]
+    each = evaluate.of_targets(prediction, torch.tensor([[[3.0], [2.0]]]))
+    found = dict(evaluate.pooled_targets({k: v[0] for k, v in each.items()}))
+    assert found["rmse"] == pytest.approx(math.sqrt(2.0))
+    assert found["nll"] == pytest.approx((0.5 * (1 + math.log(4)) + math.log(2 * math.pi)) / 2)
+
+
+def table_method(probabilities: torch.Tensor) -> Method:
+    """A 'method' whose personal model is a table of predictions; its global one is uniform."""
+
+    def models(broadcast: Tree, private: Tree) -> dict[str, Tree]:
+        return {"personal": {"p": private["p"]}, "global": {"p": broadcast["p"]}}
+
+    def nothing(*_: object) -> Tree:
+        raise AssertionError
+
+    return Method(
+        name="table", init_server=nothing, init_client=lambda b, d: {"p": probabilities},
+        begin=nothing, select=None, weights=nothing, step=nothing, end=nothing,
+        aggregate=nothing, models=models, predict=lambda model, x, noise: model["p"], noise=(1, 0),
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4])
+def test_pooled_over_clients_by_run_and_without_padding(chunk: int) -> None:
+    """Two runs of two clients: (3 points, 1 point) and (0 points, 2 points)."""
+    p = P.float().repeat(4, 1, 1)
+    y = Y.repeat(4, 1)
+    weight = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]]).float()
+    data = ClientData(torch.zeros(4, 3, 1), y, weight)
+    method = table_method(p)
+    servers = [{"p": torch.full((3, 2), 0.5)}, {"p": torch.full((3, 2), 0.5)}]
+    clients = Clients(method, data, (0, 1), servers, Work(1, 1), chunk * 2)
+    found = evaluate.evaluate(clients, method, servers, data, 0, draws=2, classes=2)
+    assert [m["personal_accuracy"] for m in found.metrics] == [3 / 4, 1 / 2]
+    assert [m["global_nll"] for m in found.metrics] == pytest.approx([math.log(2)] * 2)
+    assert found.clients == [[pytest.approx(2 / 3), 1.0], [None, 0.5]]
+    assert set(found.metrics[0]) == {
+        f"{model}_{metric}"
+        for model in ("personal", "global")
+        for metric in ("accuracy", "nll", "ece", "brier")
+    }
