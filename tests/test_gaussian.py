@@ -81,7 +81,10 @@ def test_kl_is_finite_at_the_floor() -> None:
     for q, z in ((narrow, wide), (wide, narrow), (narrow, narrow)):
         assert gaussian.kl(q, z).isfinite()
         both = gaussian.sigma(q[1]), gaussian.sigma(z[1])
-        for gradient in (*gaussian.kl_grads(q, z, *both), *gaussian.kl_grads_reference(q, z, *both)):
+        for gradient in (
+            *gaussian.kl_grads(q, z, *both),
+            *gaussian.kl_grads_reference(q, z, *both),
+        ):
             assert gradient.isfinite().all()
 
 

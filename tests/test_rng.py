@@ -132,7 +132,7 @@ def test_choose_is_deterministic_sorted_and_without_replacement() -> None:
         assert cohort == rng.choose(3, 5, clients, size)
         assert list(cohort) == sorted(set(cohort))
         assert len(cohort) == size
-        assert 0 <= cohort[0] and cohort[-1] < clients
+        assert cohort[0] >= 0 and cohort[-1] < clients
     assert rng.choose(3, 5, 4, 4) == rng.choose(3, 5, 4, 9) == (0, 1, 2, 3)
     assert len({rng.choose(seed, t, 100, 10) for seed in range(5) for t in range(5)}) == 25
 

@@ -49,13 +49,13 @@ def solve(
     z, phi_z = w, phi_w
     best, best_f = w, _norm2(y - phi_w)
     scale = _norm2(y).clamp_min(torch.finfo(y.dtype).tiny)
-    previous, calm = best_f, torch.zeros_like(k)
+    previous, calm, settled = best_f, torch.zeros_like(k), torch.zeros_like(k, dtype=torch.bool)
     iteration = 0
     for iteration in range(1, max_iterations + 1):  # line 2
         gradient = -2 * _adjoint(phi, y - phi_z)
         support = z > 0  # line 3: z may have negative entries after momentum; they are not kept
         outside = gradient.abs().masked_fill(support | ~mask, -1.0)
-        active = support | _largest(outside, k, top)  # line 4
+        active = (support | _largest(outside, k, top)) & mask  # line 4
         step = _line_search(phi, gradient * active)  # lines 5 and 6
         w_next = project(z - step * gradient, k, top, mask)  # line 7
         phi_next = _apply(phi, w_next)
@@ -69,14 +69,16 @@ def solve(
         phi_z = phi_next + tau * change
         w, phi_w = w_next, phi_next  # line 10
         f = _norm2(y - phi_w)
-        better = f < best_f
+        better = (f < best_f) & ~settled  # a client that settled is as it would be alone
         best = torch.where(better.unsqueeze(-1), w, best)
         best_f = torch.where(better, f, best_f)
         calm = torch.where((previous - f).abs() <= tolerance * scale, calm + 1, 0)
         previous = f
-        if iteration % patience == 0 and bool((calm >= patience).all()):  # line 11
-            break
-    return Solution(best, best_f, iteration, calm >= patience)
+        if iteration % patience == 0:  # line 11
+            settled |= calm >= patience
+            if bool(settled.all()):
+                break
+    return Solution(best, best_f, iteration, settled)
 
 
 def project(z: Tensor, k: Tensor, top: int, mask: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def log_likelihoods(
     weight = heads[..., :split].unflatten(-1, (model.outputs, head.width))  # [C, S, out, h]
     bias = heads[..., split:]  # [C, S, out]
     result = torch.empty(clients, groups * each, n, device=pi.device, dtype=pi.dtype)
-    y = data.y.unsqueeze(1)
+    y = data.y.unsqueeze(2)
     for f in range(groups):
         mine = slice(f * each, (f + 1) * each)
         output = torch.baddbmm(
@@ -56,8 +56,8 @@ def log_likelihoods(
             features[:, f],
             weight[:, mine].flatten(1, 2).mT,
         )  # [C, n, each out]
-        output = output.unflatten(-1, (each, model.outputs)).movedim(2, 1)
-        result[:, mine] = model.likelihood.log_prob(theta[:, f : f + 1], output, y)
+        output = output.unflatten(-1, (each, model.outputs))  # [C, n, each, out], contiguous
+        result[:, mine] = model.likelihood.log_prob(theta[:, f : f + 1], output, y).mT
     return result[:, :draws]
 
 

@@ -57,8 +57,8 @@ class Config(pfedbayes.Config):
     """A-IHT II (with a de-bias step) or A-IHT."""
     max_iterations: int = 100
     """Iterations of the solver, at most."""
-    shrink: float = 0.0
-    """Ridge that pulls the weights towards n/k, relative to the potentials' size; 0 is none."""
+    shrink: float = 0.01
+    """Ridge of the refit that pulls weights towards n/k, relative to the potentials; 0: none."""
     refresh_every: int = 100
     """Local steps after which a coreset is chosen anew in any case (preset fast)."""
     check_every: int = 50
@@ -89,6 +89,7 @@ PRESETS: dict[str, dict[str, object]] = {
         "widths": (1.0,),
         "solver": "aiht",
         "max_iterations": 300,
+        "shrink": 0.0,
         "kl_weight": 1.0,
     },
 }
@@ -121,7 +122,9 @@ def build(config: Config, model: Model) -> Method:
         stale = ~young
         for rows, _ in _groups(config, to_check, data):
             part, q = _rows(data, rows), working["q"][rows]
-            quality = check(config, model, q, working["weight"][rows], part, streams.subset(rows))
+            quality = quality_of(
+                config, model, q, working["weight"][rows], part, streams.subset(rows)
+            )
             ratio = quality.error / quality.uniform.clamp_min(1e-12)
             stale[rows] |= ratio > config.stale
             _store(working, rows, quality, ratio)
@@ -129,7 +132,7 @@ def build(config: Config, model: Model) -> Method:
             part, q = _rows(data, rows), working["q"][rows]
             mine = streams.subset(rows)
             w = choose(config, model, q, part, mine, draws)
-            quality = check(config, model, q, w, part, mine)
+            quality = quality_of(config, model, q, w, part, mine)
             worse = quality.error > quality.uniform
             plain = uniform(part, config.fraction, mine)
             working["weight"][rows] = torch.where(worse.unsqueeze(-1), plain, w)
@@ -147,7 +150,7 @@ def build(config: Config, model: Model) -> Method:
             part, mine = _rows(data, rows), streams.subset(rows)
             own = {name: value[rows] for name, value in working.items()}
             w = coreset_opt_update(config, model, base, own, part, mine, work, draws)
-            quality = check(config, model, own["q"], w, part, mine)
+            quality = quality_of(config, model, own["q"], w, part, mine)
             working["weight"][rows] = w
             _store(working, rows, quality, quality.error / quality.uniform.clamp_min(1e-12))
         working["refreshes"] += 1
@@ -180,7 +183,7 @@ def choose(
     return _solve(config, phi, phi.sum(-1), k, mask)
 
 
-def check(
+def quality_of(
     config: Config, model: Model, q: Tensor, w: Tensor, data: ClientData, streams: Streams
 ) -> selection.Quality:
     """How well w stands in for all data on fresh draws around q."""

@@ -140,7 +140,7 @@ def _chunks(rows: list[int], size: int) -> Iterator[list[int]]:
 
 
 def _contiguous(rows: Sequence[int]) -> bool:
-    return rows[-1] - rows[0] == len(rows) - 1
+    return list(rows) == list(range(rows[0], rows[0] + len(rows)))
 
 
 def _take(tree: Tree, rows: Sequence[int]) -> Tree:

@@ -1,0 +1,268 @@
+"""Experiments behind the tables and figures in `docs/results.md`, each by one command.
+
+Every run is an ordinary run folder, so a command that was stopped goes on where it was, and
+`corefed compare` reads the parts. `--scale paper` is what the documentation shows; `quick` is the
+same code on the built-in digits, small enough to watch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from corefed import record, report, rng
+from corefed.bayes import gaussian
+from corefed.config import Experiment, resolve
+from corefed.errors import UserError
+from corefed.experiment import Setup, prepare
+from corefed.runtime import rounds
+from corefed.types import Tree
+
+Flags = dict[str, object]
+
+
+class Cell(NamedTuple):
+    """One run of a table: where it stands, and what defines it."""
+
+    row: str
+    column: str
+    flags: Flags
+
+
+def main(name: str, scale: str, out: Path | None) -> None:
+    """Run what `name` needs, then write `NAME.md`, and pictures where it has them."""
+    names: dict[str, Callable[[str, str, Path, Console], None]] = {
+        "shards-medium": _shards,
+        "shards-large": _shards,
+        "grid": _grid,
+        "figure3": _figure3,
+    }
+    if name not in names:
+        raise UserError(f"There is no table or figure {name!r}; there are {', '.join(names)}.")
+    folder = out or Path("runs") / f"reproduce-{name}-{scale}"
+    folder.mkdir(parents=True, exist_ok=True)
+    console = Console(stderr=True)
+    names[name](name, scale, folder, console)
+    console.print(f"written to {folder / f'{name}.md'}")
+
+
+def place_of(cell: Cell, folder: Path) -> Path:
+    """The run folder of a cell."""
+    words = f"{cell.row} {cell.column}".replace("%", "").lower().split()
+    return folder / "-".join(words)
+
+
+def trained(cell: Cell, folder: Path, console: Console) -> dict[str, Any]:
+    """The summary of a cell: read if it is finished, resumed if begun, trained if neither."""
+    place = place_of(cell, folder)
+    experiment = resolve(flags=cell.flags)
+    if record.begun(place):
+        summary, lines = record.read(place)
+        if len(lines) == experiment.run.rounds:
+            return summary
+    console.print(f"{cell.row}, {cell.column}: {experiment.run.rounds} rounds")
+    done = rounds.train(experiment, place, resume=record.begun(place))
+    return done.summary
+
+
+# --- shards-medium and shards-large: full data, coresets and random subsets -----------------------
+
+SUBSETS = (
+    ("full data", {"method": "pfedbayes"}),
+    ("coreset 10 %", {"method": "coreset-pfedbayes", "fraction": 0.1}),
+    ("coreset 50 %", {"method": "coreset-pfedbayes", "fraction": 0.5}),
+    ("random 10 % once", {"method": "random-subset", "fraction": 0.1}),
+    ("random 10 % redrawn", {"method": "random-subset", "fraction": 0.1, "redraw_every": 100}),
+    ("random 50 % once", {"method": "random-subset", "fraction": 0.5}),
+    ("random 50 % redrawn", {"method": "random-subset", "fraction": 0.5, "redraw_every": 100}),
+)
+
+
+def shards(partition: str, scale: str) -> Iterator[Cell]:
+    """R = 20, b = 100, learning rates 0.001, zeta = 1; 3 seeds, last round."""
+    settings: Flags = {"partition": partition, "zeta": 1.0, "evaluate_every": 20}
+    settings |= {"rounds": 100, "seeds": (0, 1, 2)} if scale == "paper" else {"rounds": 5}
+    for data in ("mnist", "fashion-mnist") if scale == "paper" else ("digits",):
+        for row, flags in SUBSETS:
+            yield Cell(row, data, {"data": data, **settings, "checkpoint_every": 10, **flags})
+
+
+def _shards(partition: str, scale: str, folder: Path, console: Console) -> None:
+    cells = list(shards(partition, scale))
+    found = {(c.row, c.column): trained(c, folder, console) for c in cells}
+    text = []
+    for metric in ("personal_accuracy", "global_accuracy", "localized_accuracy"):
+        text += [f"**{metric.replace('_', ' ')} (%)**", "", *_markdown(found, metric), ""]
+    text += ["**personal NLL**", "", *_markdown(found, "personal_nll", 1.0), ""]
+    text += ["**personal ECE (%)**", "", *_markdown(found, "personal_ece"), ""]
+    text += ["**held-out error of the coreset**", "", *_held_out(found), ""]
+    (folder / f"{partition}.md").write_text("\n".join(text))
+    for data in dict.fromkeys(c.column for c in cells):
+        places = [place_of(c, folder) for c in cells if c.column == data]
+        report.plot(report.load(places), folder / f"{partition}-{data}.png")
+
+
+def _markdown(
+    found: dict[tuple[str, str], dict[str, Any]], metric: str, factor: float = 100.0
+) -> list[str]:
+    """mean ± std over seeds, one row a method and one column a data set."""
+    columns = list(dict.fromkeys(column for _, column in found))
+    rows = list(dict.fromkeys(row for row, _ in found))
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    digits = 2 if factor == 100.0 else 3
+    for row in rows:
+        cells = []
+        for column in columns:
+            value = found[row, column]["metrics"][metric]
+            mean, std = factor * value["mean"], factor * value["std"]
+            cells.append(f"{mean:.{digits}f} ± {std:.{digits}f}")
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _held_out(found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
+    lines = ["| | data | error on fresh draws | refreshes a client |", "|---|---|---|---|"]
+    for (row, column), summary in found.items():
+        figures = summary["coreset"]
+        if "held_out_error" in figures:
+            lines.append(
+                f"| {row} | {column} | {figures['held_out_error']:.3f} | "
+                f"{figures['refreshes']:.1f} |"
+            )
+    return lines
+
+
+# --- grid: a coreset run never falls below a random subset ----------------------------------------
+
+
+def grid(scale: str) -> Iterator[Cell]:
+    """Fractions from 0.01 to 1 against local steps from 1 to 300, the same steps in all."""
+    fractions = (0.01, 0.03, 0.1, 0.3, 1.0) if scale == "paper" else (0.1, 1.0)
+    steps = (1, 5, 20, 100, 300) if scale == "paper" else (5, 20)
+    data = "mnist" if scale == "paper" else "digits"
+    total = 1500 if scale == "paper" else 100
+    for local_steps in steps:
+        for fraction in fractions:
+            for method in ("coreset-pfedbayes", "random-subset"):
+                yield Cell(
+                    f"{method} R {local_steps}",
+                    f"{fraction:g}",
+                    {
+                        "data": data,
+                        "method": method,
+                        "fraction": fraction,
+                        "local_steps": local_steps,
+                        "rounds": total // local_steps,
+                        "evaluate_every": total // local_steps,
+                        "seeds": (0, 1, 2) if scale == "paper" else (0,),
+                        "checkpoint_every": max(1, 100 // local_steps),
+                    },
+                )
+
+
+def _grid(name: str, scale: str, folder: Path, console: Console) -> None:
+    found = {(c.row, c.column): trained(c, folder, console) for c in grid(scale)}
+    text = ["**personal accuracy (%)**", "", *_markdown(found, "personal_accuracy"), ""]
+    text += ["**worst coreset minus random**", ""]
+    gaps = {
+        key: found[key]["metrics"]["personal_accuracy"]["mean"]
+        - found[key[0].replace("coreset-pfedbayes", "random-subset"), key[1]]["metrics"][
+            "personal_accuracy"
+        ]["mean"]
+        for key in found
+        if key[0].startswith("coreset")
+    }
+    worst = min(gaps, key=lambda key: gaps[key])
+    text.append(f"{100 * gaps[worst]:+.2f} points, at fraction {worst[1]}, {worst[0]}")
+    (folder / "grid.md").write_text("\n".join(text) + "\n")
+
+
+# --- figure 3: KL(q_w || q) over rounds, and the loss with and without the KL term ---------------
+
+
+def _figure3(name: str, scale: str, folder: Path, console: Console) -> None:
+    paper = scale == "paper"
+    common: Flags = {"data": "mnist" if paper else "digits", "rounds": 60 if paper else 5}
+    common |= {"seeds": (0, 1, 2)} if paper else {}
+    kinds: dict[str, Flags] = {
+        "full data": {"method": "pfedbayes"},
+        "coreset 50 %": {"method": "coreset-pfedbayes", "fraction": 0.5},
+        "random 50 %": {"method": "random-subset", "fraction": 0.5},
+        "coreset 10 %": {"method": "coreset-pfedbayes", "fraction": 0.1},
+        "random 10 %": {"method": "random-subset", "fraction": 0.1},
+    }
+    console.print("KL(q_w || q): full data, coresets and random subsets side by side")
+    divergence = divergences({k: resolve(flags={**common, **f}) for k, f in kinds.items()})
+
+    common |= {"data": "digits", "rounds": 30 if paper else 3}
+    loss = {}
+    for label, weight in (("with the KL term", 1.0), ("without", 0.0)):
+        flags: Flags = {"method": "coreset-pfedbayes", "preset": "paper", "fraction": 0.5}
+        cell = Cell(label, "paper", {**common, **flags, "kl_weight": weight, "zeta": 1.0})
+        trained(cell, folder, console)
+        _, lines = record.read(place_of(cell, folder))
+        loss[label] = [sum(line["loss"]) / len(line["loss"]) for line in lines]
+    figures = {"kl": divergence, "loss": loss}
+    (folder / "figure3.json").write_text(json.dumps(figures, indent=1) + "\n")
+    _picture(figures, folder / "figure3.png")
+    text = ["KL(q_w || q), nats a parameter, mean over clients and seeds", ""]
+    length = len(next(iter(divergence.values())))
+    marks = [m for m in sorted({0, 4, 9, 19, 39, length - 1}) if m < length]
+    text += ["| round | " + " | ".join(str(m + 1) for m in marks) + " |"]
+    text += ["|---" * (len(marks) + 1) + "|"]
+    for label, curve in divergence.items():
+        text.append(f"| {label} | " + " | ".join(f"{curve[m]:.4f}" for m in marks) + " |")
+    text += ["", "Training loss, preset paper", ""]
+    for label, curve in loss.items():
+        text.append(f"- {label}: first {curve[0]:.4f}, last {curve[-1]:.4f}")
+    (folder / "figure3.md").write_text("\n".join(text) + "\n")
+
+
+def divergences(experiments: dict[str, Experiment]) -> dict[str, list[float]]:
+    """KL(q_w || q) a parameter after each round, of every experiment against the first.
+
+    All start from the same weights and draw the same noise; they differ in what they train on.
+    """
+    setups = {label: prepare(experiment) for label, experiment in experiments.items()}
+    servers = {label: setup.servers for label, setup in setups.items()}
+    first = next(iter(setups))
+    curves: dict[str, list[float]] = {label: [] for label in setups if label != first}
+    for t in range(setups[first].experiment.run.rounds):
+        for label, setup in setups.items():
+            servers[label] = _advance(setup, servers[label], t)
+        q = setups[first].clients.private["q"]
+        for label, curve in curves.items():
+            divergence = gaussian.kl(setups[label].clients.private["q"], q)
+            curve.append(float(divergence.mean()) / q.shape[-1])
+    return curves
+
+
+def _advance(setup: Setup, servers: list[Tree], t: int) -> list[Tree]:
+    run = setup.experiment.run
+    cohorts = [rng.choose(seed, t, run.clients, run.cohort or run.clients) for seed in run.seeds]
+    updates, _, _ = setup.clients.train(t, servers, cohorts)
+    return [setup.method.aggregate(s, u) for s, u in zip(servers, updates, strict=True)]
+
+
+def _picture(figures: dict[str, dict[str, list[float]]], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    for axis, (key, label) in zip(
+        axes,
+        (("kl", "KL(q_w || q), nats a parameter"), ("loss", "training loss a datum")),
+        strict=True,
+    ):
+        for name, curve in figures[key].items():
+            axis.plot(range(1, len(curve) + 1), curve, label=name)
+        axis.set(xlabel="round", ylabel=label, yscale="log" if key == "kl" else "linear")
+        axis.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,88 @@
+"""`corefed reproduce` and `corefed bench`: they run, go on where they were, and write."""
+
+import json
+
+import pytest
+import torch
+from commands import corefed
+
+from corefed import bench, models, reproduce
+from corefed.bayes.likelihood import Categorical
+from corefed.config import resolve
+from corefed.methods import pfedbayes
+
+
+def test_shards_quick_writes_a_table_and_goes_on_where_it_was(tmp_path, monkeypatch):
+    cells = [c for c in reproduce.shards("shards-medium", "quick") if "10 %" in c.row]
+    for cell in cells:
+        cell.flags["rounds"] = 1
+    monkeypatch.setattr(reproduce, "shards", lambda partition, scale: iter(cells))
+    reproduce.main("shards-medium", "quick", tmp_path)
+    table = (tmp_path / "shards-medium.md").read_text()
+    assert "| coreset 10 % |" in table
+    assert "| random 10 % redrawn |" in table
+
+    def refuse(*arguments, **options):
+        raise AssertionError("a finished run was trained again")
+
+    monkeypatch.setattr(reproduce.rounds, "train", refuse)
+    reproduce.main("shards-medium", "quick", tmp_path)
+    assert (tmp_path / "shards-medium.md").read_text() == table
+
+
+def test_grid_names_the_worst_gap(tmp_path, monkeypatch):
+    cells = list(reproduce.grid("quick"))[:2]
+    for cell in cells:
+        cell.flags["rounds"] = 1
+    monkeypatch.setattr(reproduce, "grid", lambda scale: iter(cells))
+    reproduce.main("grid", "quick", tmp_path)
+    assert "points, at fraction 0.1" in (tmp_path / "grid.md").read_text()
+
+
+def test_grid_spans_what_the_rule_promises():
+    flags = [cell.flags for cell in reproduce.grid("paper")]
+    assert {0.01, 1.0} <= {f["fraction"] for f in flags}
+    assert {1, 300} <= {f["local_steps"] for f in flags}
+    for f in flags:
+        resolve(flags=f)  # every cell is a valid experiment
+
+
+def test_divergence_of_equal_runs_is_zero_and_of_subsets_positive():
+    common = {"data": "digits", "rounds": 2, "local_steps": 3}
+    curves = reproduce.divergences(
+        {
+            "full": resolve(flags={**common, "method": "pfedbayes"}),
+            "same": resolve(flags={**common, "method": "coreset-pfedbayes", "fraction": 1.0}),
+            "random": resolve(flags={**common, "method": "random-subset", "fraction": 0.3}),
+        }
+    )
+    assert curves["same"] == [0.0, 0.0]
+    assert min(curves["random"]) > 0
+
+
+def test_unknown_names_are_one_sentence(tmp_path):
+    for command in (["bench", "nothing"], ["reproduce", "nothing", "--out", str(tmp_path / "x")]):
+        done = corefed(*command)
+        assert done.code == 2
+        assert done.err.startswith("error: There is no")
+        assert not (tmp_path / "x").exists()
+
+
+def test_bench_measures_both_runtimes(tmp_path, monkeypatch):
+    """Small widths and few clients: the figures are not looked at, only that they are there."""
+    monkeypatch.setattr(bench, "WIDTHS", (5, 4, 3))
+    monkeypatch.setattr(bench, "CLIENTS", (3, 12))
+    monkeypatch.setattr(bench, "REPEATS", 1)
+    bench.main("runtime", device="cpu", out=tmp_path)
+    rows = json.loads((tmp_path / "bench-runtime-cpu.json").read_text())
+    assert [row["clients"] for row in rows] == [3, 12]
+    assert all(row["ratio"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+def test_bench_trains_real_clients(clients):
+    method = pfedbayes.build(pfedbayes.Config(), models.mlp(bench.WIDTHS, Categorical(10)))
+    group = bench.federation(method, clients, 20, torch.device("cpu"))
+    before = group.clients.private["q"].clone()
+    group.train(clients)
+    assert not torch.equal(group.clients.private["q"], before)
