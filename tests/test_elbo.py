@@ -1,4 +1,4 @@
-"""The client objective and its minibatch estimator: gradients by autograd, unbiasedness by counting.
+"""The client objective and its minibatch estimator: gradients by autograd, means by counting.
 
 The estimator is linear in the points' losses, so any numbers serve as losses: here the value x of
 each point, which makes a batch's estimate sum_j scale_j x_j.

@@ -149,6 +149,13 @@ def test_batch_statistics_are_refused_by_name(layer: nn.Module, named: str) -> N
     assert "use nn.GroupNorm or nn.LayerNorm" in str(refused.value)
 
 
+def test_dropout_is_refused_by_name_unless_it_is_off() -> None:
+    module = nn.Sequential(OrderedDict(linear=nn.Linear(4, 2), drop=nn.Dropout(0.5)))
+    with pytest.raises(UserError, match=r"layer 'drop' \(Dropout\) draws masks"):
+        from_module(module, Categorical(2))
+    from_module(module.eval(), Categorical(2))
+
+
 def test_norms_within_a_point_are_accepted() -> None:
     for layer in (nn.LayerNorm(4), nn.GroupNorm(2, 4)):
         model = from_module(nn.Sequential(layer, nn.Linear(4, 2)).double(), Categorical(2))

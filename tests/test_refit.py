@@ -66,9 +66,13 @@ def correlated() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize(
     ("problem", "shrink", "allowed"),
-    [(ragged(), 1e-2, 1e-9), (ragged(), 1.0, 1e-9), (correlated(), 1e-2, 0.05), (correlated(), 0.1, 1e-4)],
-    ids=["ragged .01", "ragged 1", "correlated .01", "correlated .1"],
-)  # fmt: skip
+    [
+        pytest.param(ragged(), 1e-2, 1e-9, id="ragged, 0.01"),
+        pytest.param(ragged(), 1.0, 1e-9, id="ragged, 1"),
+        pytest.param(correlated(), 1e-2, 0.05, id="correlated, 0.01"),
+        pytest.param(correlated(), 0.1, 1e-4, id="correlated, 0.1"),
+    ],
+)
 def test_what_the_default_number_of_iterations_leaves(
     problem: tuple[Tensor, ...], shrink: float, allowed: float
 ) -> None:

@@ -24,8 +24,9 @@ def draw(who: list[Who], round_: int = 3, purpose: str = "theta") -> dict[Who, T
 
 
 def test_keys_differ_whenever_an_argument_does() -> None:
-    """No two of 7 x 7 x 7 x 4 tuples collide; small numbers must not run into each other."""
-    grid = product((0, 1, 2, 10, 11, 12, 112), range(7), range(-1, 6), ("a", "a/head", "b", ""))
+    """No two of 5 x 5 x 7 x 4 tuples collide; (1, 12, 1) must not run into (11, 2, 1)."""
+    numbers = (0, 1, 2, 11, 12)
+    grid = product(numbers, numbers, (-1, 21, *numbers), ("a", "a/head", "b", ""))
     keys = [rng.key(*arguments) for arguments in grid]
     assert len(set(keys)) == len(keys)
     assert all(0 <= key < 2**63 for key in keys)
@@ -51,6 +52,17 @@ def test_a_client_draws_the_same_in_any_company(who: list[Who]) -> None:
     together = draw(CLIENTS)
     for w, drawn in draw(who).items():
         assert torch.equal(drawn, together[w])
+
+
+def test_large_draws_are_the_same_in_any_company() -> None:
+    """Large enough to be drawn by several threads, in whatever order those finish."""
+    assert len(CLIENTS) * 20_000 > rng.WORTH_THREADS
+    streams = Streams(CLIENTS, 3)
+    together = [streams.normal("theta", 20_000) for _ in range(3)]
+    for row, who in enumerate(CLIENTS):
+        alone = Streams([who], 3)
+        for many in together:
+            assert torch.equal(alone.normal("theta", 20_000)[0], many[row])
 
 
 @pytest.mark.parametrize(

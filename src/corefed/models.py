@@ -98,7 +98,7 @@ def mlp(widths: Sequence[int], likelihood: Likelihood) -> Model:
 
 def from_module(module: nn.Module, likelihood: Likelihood) -> Model:
     """Any module without batch statistics. mu starts at the module's own weights."""
-    _refuse_batch_statistics(module)
+    _refuse_what_vmap_cannot(module)
     named = {name: p.detach() for name, p in module.named_parameters()}
     buffers = {name: b.detach() for name, b in module.named_buffers()}
     spans: dict[str, tuple[slice, torch.Size]] = {}
@@ -138,8 +138,13 @@ def _with_noise(mu: Tensor, likelihood: Likelihood) -> Tensor:
     return torch.cat([mu, torch.full((likelihood.extra,), math.log(noise))])
 
 
-def _refuse_batch_statistics(module: nn.Module) -> None:
+def _refuse_what_vmap_cannot(module: nn.Module) -> None:
     for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.training and layer.p > 0:
+            raise UserError(
+                f"layer '{name}' ({type(layer).__name__}) draws masks of its own, in place of "
+                "which there is a posterior here; call .eval() on the module or leave the layer out"
+            )
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) or (
             isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
         ):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam as torch_adam
 
 from corefed.types import Tree
 
@@ -29,7 +30,17 @@ def adam(learning_rate: float) -> Optimizer:
         return {"m": torch.zeros_like(p), "v": torch.zeros_like(p), "step": step}
 
     def update(p: Tensor, gradient: Tensor, state: Tree) -> None:
-        m, v, step = state["m"], state["v"], state["step"].add_(1)
+        m, v, step = state["m"], state["v"], state["step"]
+        if p.device.type == "cpu" and bool((step == step[0]).all()):
+            # Clients in step, the usual case: torch's fused kernel, one pass instead of eight.
+            torch_adam(
+                [p], [gradient], [m], [v], [], [step[0].float()],
+                fused=True, amsgrad=False, beta1=BETA_1, beta2=BETA_2, lr=learning_rate,
+                weight_decay=0.0, eps=EPSILON, maximize=False,
+            )  # fmt: skip
+            step.add_(1)
+            return
+        step.add_(1)
         correction_2 = (1 - BETA_2**step).sqrt()
         rate = learning_rate * correction_2 / (1 - BETA_1**step)
         m.lerp_(gradient, 1 - BETA_1)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from corefed import record, report, rng
+from corefed import record, rng
 from corefed.bayes import gaussian
 from corefed.config import Experiment, resolve
 from corefed.errors import UserError
@@ -101,9 +101,7 @@ def _shards(partition: str, scale: str, folder: Path, console: Console) -> None:
     text += ["**personal ECE (%)**", "", *_markdown(found, "personal_ece"), ""]
     text += ["**held-out error of the coreset**", "", *_held_out(found), ""]
     (folder / f"{partition}.md").write_text("\n".join(text))
-    for data in dict.fromkeys(c.column for c in cells):
-        places = [place_of(c, folder) for c in cells if c.column == data]
-        report.plot(report.load(places), folder / f"{partition}-{data}.png")
+    _curves(cells, folder, folder / f"{partition}.png")
 
 
 def _markdown(
@@ -124,6 +122,40 @@ def _markdown(
     return lines
 
 
+def _curves(cells: list[Cell], folder: Path, path: Path) -> None:
+    """Personal accuracy against rounds, a panel a data set; bands are one std over seeds."""
+    columns = list(dict.fromkeys(cell.column for cell in cells))
+    figure, axes = _panels(len(columns))
+    styles = {"full": ("black", "-"), "coreset": ("tab:blue", "-"), "random": ("tab:red", "--")}
+    for axis, column in zip(axes, columns, strict=True):
+        for cell in (c for c in cells if c.column == column):
+            _, lines = record.read(place_of(cell, folder))
+            evaluated = [line for line in lines if "metrics" in line]
+            spread = [record.over_seeds(e["metrics"]["personal_accuracy"]) for e in evaluated]
+            mean = [100 * each["mean"] for each in spread]
+            std = [100 * each["std"] for each in spread]
+            color, line = styles[cell.row.split()[0]]
+            alpha = 0.45 if "10 %" in cell.row else 1.0
+            line = ":" if "redrawn" in cell.row else line
+            xs = [e["round"] for e in evaluated]
+            axis.plot(xs, mean, line, color=color, alpha=alpha, marker=".", label=cell.row)
+            low = [m - d for m, d in zip(mean, std, strict=True)]
+            high = [m + d for m, d in zip(mean, std, strict=True)]
+            axis.fill_between(xs, low, high, color=color, alpha=0.08)
+        axis.set(title=column, xlabel="round", ylabel="personal accuracy %")
+        axis.grid(alpha=0.3)
+    axes[-1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=150)
+
+
+def _panels(number: int) -> tuple[Any, Any]:
+    """A figure drawn without a window, and its axes side by side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5 * number + 1, 3.8), layout="constrained")
+    return figure, figure.subplots(1, number, squeeze=False)[0]
+
+
 def _held_out(found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
     lines = ["| | data | error on fresh draws | refreshes a client |", "|---|---|---|---|"]
     for (row, column), summary in found.items():
@@ -141,10 +173,10 @@ def _held_out(found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
 
 def grid(scale: str) -> Iterator[Cell]:
     """Fractions from 0.01 to 1 against local steps from 1 to 300, the same steps in all."""
-    fractions = (0.01, 0.03, 0.1, 0.3, 1.0) if scale == "paper" else (0.1, 1.0)
-    steps = (1, 5, 20, 100, 300) if scale == "paper" else (5, 20)
+    fractions = (0.01, 0.1, 0.5, 1.0) if scale == "paper" else (0.1, 1.0)
+    steps = (1, 20, 300) if scale == "paper" else (5, 20)
     data = "mnist" if scale == "paper" else "digits"
-    total = 1500 if scale == "paper" else 100
+    total = 900 if scale == "paper" else 100
     for local_steps in steps:
         for fraction in fractions:
             for method in ("coreset-pfedbayes", "random-subset"):
@@ -158,7 +190,7 @@ def grid(scale: str) -> Iterator[Cell]:
                         "local_steps": local_steps,
                         "rounds": total // local_steps,
                         "evaluate_every": total // local_steps,
-                        "seeds": (0, 1, 2) if scale == "paper" else (0,),
+                        "seeds": (0, 1) if scale == "paper" else (0,),
                         "checkpoint_every": max(1, 100 // local_steps),
                     },
                 )
@@ -249,20 +281,15 @@ def _advance(setup: Setup, servers: list[Tree], t: int) -> list[Tree]:
 
 
 def _picture(figures: dict[str, dict[str, list[float]]], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    for axis, (key, label) in zip(
-        axes,
-        (("kl", "KL(q_w || q), nats a parameter"), ("loss", "training loss a datum")),
-        strict=True,
-    ):
+    figure, axes = _panels(2)
+    labels = {"kl": "KL(q_w || q), nats a parameter", "loss": "training loss a datum"}
+    for axis, (key, label) in zip(axes, labels.items(), strict=True):
         for name, curve in figures[key].items():
-            axis.plot(range(1, len(curve) + 1), curve, label=name)
+            color = "tab:blue" if name.startswith(("coreset", "with ")) else "tab:red"
+            alpha = 0.45 if "10 %" in name else 1.0
+            xs = range(1, len(curve) + 1)
+            axis.plot(xs, curve, color=color, alpha=alpha, label=name)
         axis.set(xlabel="round", ylabel=label, yscale="log" if key == "kl" else "linear")
         axis.legend(frameon=False)
+        axis.grid(alpha=0.3)
     figure.savefig(path, dpi=150)
-    plt.close(figure)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -29,6 +31,16 @@ def generator(
 ) -> torch.Generator:
     """A fresh generator for one (seed, round, client, purpose)."""
     return torch.Generator(device=device).manual_seed(key(seed, round_, client, purpose))
+
+
+WORTH_THREADS = 1 << 16
+"""Normals below which handing rows to threads costs more than it saves."""
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """A CPU generator is serial, but each client has its own: clients are drawn side by side."""
+    return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="corefed-noise")
 
 
 class Who(NamedTuple):
@@ -79,8 +91,12 @@ class Streams:
     def normal(self, purpose: str, *shape: int) -> Tensor:
         """[C, *shape] standard normals."""
         out = torch.empty(len(self.who), *shape, device=self.source)
-        for row, g in zip(out, self.generators(purpose), strict=True):
-            row.normal_(generator=g)
+        pairs = list(zip(out, self.generators(purpose), strict=True))
+        if self.source.type == "cpu" and len(pairs) > 1 and out.numel() >= WORTH_THREADS:
+            list(_threads().map(lambda pair: pair[0].normal_(generator=pair[1]), pairs))
+        else:
+            for row, g in pairs:
+                row.normal_(generator=g)
         return out.to(self.device)
 
     def uniform(self, purpose: str, *shape: int) -> Tensor:

@@ -44,7 +44,7 @@ def solve(
     mask = mask.bool()
     k = k.clamp_max(mask.sum(-1))
     top = int(k.max())
-    w = torch.zeros_like(phi[:, 0]) if start is None else start.clone()  # line 1
+    w = torch.zeros_like(phi[:, 0]) if start is None else project(start, k, top, mask)  # line 1
     phi_w = _apply(phi, w)
     z, phi_z = w, phi_w
     best, best_f = w, _norm2(y - phi_w)

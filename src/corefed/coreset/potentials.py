@@ -6,8 +6,9 @@
 A draw costs a forward pass of all n points, and S must exceed the coreset's size k (a fit with
 S - 1 <= k has an exact zero that means nothing). So a network with a linear head shares F draws of
 everything below the head between S / F draws each of the head: still draws from pi-hat, and the
-cost falls from S to about F forward passes. Such draws are correlated within a group, which costs
-some efficiency, not correctness: each is distributed as pi-hat.
+cost falls from S to about F forward passes. Each draw is distributed as pi-hat, but those of one
+group are correlated, and centring over all draws then removes part of the groups' variation: what
+the layers below contribute to the Gram matrix comes out smaller, by a factor 1 - 1/F.
 """
 
 from __future__ import annotations

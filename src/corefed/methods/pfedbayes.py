@@ -63,7 +63,7 @@ def build(config: Config, model: Model) -> Method:
     def begin(broadcast: Tree, private: Tree, data: ClientData) -> Tree:
         z = broadcast["v"].clone()  # v_{z,0} = v^t
         kept = {name: value.clone() for name, value in private.items() if name != "z"}
-        n = data.size.to(z.dtype)
+        n = data.size.to(z.dtype).clamp_min(1.0)  # a client without points has its prior alone
         sigma = gaussian.sigma(kept["q"][:, 1])
         prior = (config.zeta / n).unsqueeze(-1)
         return {
@@ -128,11 +128,12 @@ def aggregate(config: Config, server: Tree, update: Update) -> Tree:
     uploads = update.message["v"]  # [S, 2, P]
     if config.fusion == "average":
         return {"v": torch.lerp(server["v"], uploads.mean(0), config.beta)}
-    precision = gaussian.sigma(uploads[:, 1]).pow(-2)
-    mean_precision = precision.mean(0)
-    mu = (precision * uploads[:, 0]).mean(0) / mean_precision
-    fused = torch.stack([mu, gaussian.rho_of(mean_precision.rsqrt())])
-    return {"v": torch.lerp(server["v"], fused, config.beta)}
+    # Natural parameters: precision, and precision times mean; the server's own with 1 - beta.
+    precisions = gaussian.sigma(uploads[:, 1]).pow(-2)
+    old = gaussian.sigma(server["v"][1]).pow(-2)
+    precision = torch.lerp(old, precisions.mean(0), config.beta)
+    shift = torch.lerp(old * server["v"][0], (precisions * uploads[:, 0]).mean(0), config.beta)
+    return {"v": torch.stack([shift / precision, gaussian.rho_of(precision.rsqrt())])}
 
 
 def _prefixed(prefix: str, tree: Tree) -> Tree:

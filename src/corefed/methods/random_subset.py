@@ -67,7 +67,10 @@ def subset_size(size: Tensor, fraction: float) -> Tensor:
 def uniform(data: ClientData, fraction: float, streams: Streams) -> Tensor:
     """Weight n/k on k points chosen uniformly without replacement: [C, n]."""
     k = subset_size(data.size, fraction)
-    order = streams.uniform("subset", data.weight.shape[1]).masked_fill(data.weight == 0, 2.0)
-    rank = order.argsort(-1).argsort(-1)
+    order = torch.full(data.weight.shape, 2.0)  # above every uniform: padding comes last
+    generators = streams.generators("subset", host=True)
+    for row, real, g in zip(order, data.weight.cpu() > 0, generators, strict=True):
+        row[real] = torch.rand(int(real.sum()), generator=g)  # as many, whatever the padding
+    rank = order.to(data.weight.device).argsort(-1).argsort(-1)
     chosen = rank < k.unsqueeze(-1)
     return chosen * (data.size / k).unsqueeze(-1).to(data.weight.dtype)
