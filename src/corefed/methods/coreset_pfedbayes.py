@@ -7,7 +7,7 @@ stands in for that of all its data under its own posterior (Eqs. 3, 4 and 8).
 Preset `fast` (default): no full-data branch. A client chooses its coreset anew when it has gone
 stale, and keeps it otherwise. The rule, at every check (each `check_every` local steps):
 
-    refresh  if the coreset is `refresh_every` local steps old, or
+    refresh  every `refresh_every` local steps, so that no coreset gets older than that, and
              if its error on fresh draws exceeds `stale` times what a uniform subset of the same
              size would have on them in expectation.
 
@@ -103,7 +103,7 @@ def build(config: Config, model: Model) -> Method:
         return {
             **base.init_client(broadcast, data),
             "weight": torch.zeros_like(data.weight),
-            "age": never,  # local steps since the coreset was chosen; -1: there is none yet
+            "age": never,  # local steps since the last refresh by age; -1: there is no coreset
             "checked": never.clone(),  # local steps since it was last judged
             "held_out_error": torch.full_like(never, torch.nan),
             "over_uniform": torch.full_like(never, torch.nan),
@@ -117,9 +117,10 @@ def build(config: Config, model: Model) -> Method:
 
     def select(working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
         """Refresh by need: judge the coresets that are due, choose anew for the stale ones."""
+        whole = subset_size(data.size, config.fraction) >= data.size  # the coreset is the data
         young = (working["age"] >= 0) & (working["age"] < config.refresh_every)
-        to_check = young & (working["checked"] >= config.check_every)
-        stale = ~young
+        to_check = young & (working["checked"] >= config.check_every) & ~whole
+        stale = ~young & ~whole
         for rows, _ in _groups(config, to_check, data):
             part, q = _rows(data, rows), working["q"][rows]
             quality = quality_of(
@@ -139,7 +140,12 @@ def build(config: Config, model: Model) -> Method:
             ratio = quality.error / quality.uniform.clamp_min(1e-12)
             _store(working, rows, quality, ratio.masked_fill(worse, 1.0))
             working["refreshes"][rows] += 1
-            working["age"][rows] = 0.0
+        working["weight"] = torch.where(whole.unsqueeze(-1), data.weight, working["weight"])
+        for figure in ("held_out_error", "over_uniform"):
+            working[figure] = working[figure].masked_fill(whole, 0.0)
+        # An early refresh leaves the schedule as it is, so that clients stay in step and a GPU
+        # solves for all of them at once; no coreset gets older than the bound.
+        working["age"] = working["age"].masked_fill(~young, 0.0)
         return working
 
     def select_as_printed(
