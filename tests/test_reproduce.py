@@ -60,6 +60,20 @@ def test_divergence_of_equal_runs_is_zero_and_of_subsets_positive():
     assert min(curves["random"]) > 0
 
 
+def test_training_loss_is_of_all_data_and_falls():
+    flags = {"data": "digits", "rounds": 3, "method": "random-subset", "fraction": 0.3}
+    (curve,) = reproduce.training_losses({"random": resolve(flags=flags)}).values()
+    assert curve[2] < curve[0] < 4  # about log 10 = 2.3 before training, more with initial draws
+
+
+def test_figure3_draws_what_was_kept(tmp_path):
+    (tmp_path / "kl.json").write_text(json.dumps({"coreset 10 %": [0.2, 0.1]}))
+    (tmp_path / "loss.json").write_text(json.dumps({"with the KL term": [2.0, 1.0]}))
+    reproduce.main("figure3", "quick", tmp_path)
+    assert "| coreset 10 % | 0.2000 | 0.1000 |" in (tmp_path / "figure3.md").read_text()
+    assert (tmp_path / "figure3.png").stat().st_size > 1000
+
+
 def test_unknown_names_are_one_sentence(tmp_path):
     for command in (["bench", "nothing"], ["reproduce", "nothing", "--out", str(tmp_path / "x")]):
         done = corefed(*command)
@@ -76,7 +90,7 @@ def test_bench_measures_both_runtimes(tmp_path, monkeypatch):
     bench.main("runtime", device="cpu", out=tmp_path)
     rows = json.loads((tmp_path / "bench-runtime-cpu.json").read_text())
     assert [row["clients"] for row in rows] == [3, 12]
-    assert all(row["ratio"] > 0 for row in rows)
+    assert all(row["loop / vmap"] > 0 and row["textbook / vmap"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize("clients", [1, 4])

@@ -1,6 +1,7 @@
 """Speed and memory, measured as ratios within one run: machines are noisy, ratios less so.
 
-`runtime`: the vmap runtime against our own plain loop on the same work, as clients grow.
+`runtime`: the vmap runtime on the same work as two loops over clients: our own loop runtime, which
+has the same closed-form gradients and fused updates, and the textbook's (autograd, torch.optim).
 `coreset`: a round of coreset-pfedbayes, selection included and amortised, against full data.
 """
 
@@ -17,6 +18,8 @@ import torch
 from rich.table import Table
 
 from corefed import models
+from corefed.batches import batches, noises
+from corefed.bayes import elbo, gaussian
 from corefed.bayes.likelihood import Categorical
 from corefed.errors import UserError
 from corefed.experiment import device_for
@@ -86,23 +89,50 @@ def runtime(device: torch.device) -> list[dict[str, Any]]:
             group.clients.chunk = size
             return _seconds(lambda: group.train(clients), device)
 
-        round_of(number, chunk)  # warm up both
+        def plain_round(group: Federation = stacked, clients: int = sample) -> float:
+            return _seconds(lambda: textbook(group, clients), device)
+
+        round_of(number, chunk)  # warm up all three
         round_of(sample, 1)
-        pairs = [
-            (round_of(sample, 1) * number / sample, round_of(number, chunk)) for _ in range(REPEATS)
+        plain_round()
+        share = number / sample
+        timed = [
+            (plain_round() * share, round_of(sample, 1) * share, round_of(number, chunk))
+            for _ in range(REPEATS)
         ]
         rows.append(
             {
                 "clients": number,
                 "chunk": chunk,
-                "loop s/round": statistics.median(a for a, _ in pairs),
-                "vmap s/round": statistics.median(b for _, b in pairs),
-                "ratio": statistics.median(a / b for a, b in pairs),
-                "vmap ms/client": 1e3 * statistics.median(b for _, b in pairs) / number,
+                "textbook s/round": statistics.median(a for a, _, _ in timed),
+                "loop s/round": statistics.median(b for _, b, _ in timed),
+                "vmap s/round": statistics.median(c for _, _, c in timed),
+                "textbook / vmap": statistics.median(a / c for a, _, c in timed),
+                "loop / vmap": statistics.median(b / c for _, b, c in timed),
                 "peak MB": peak_memory_mb(str(device)),
             }
         )
     return rows
+
+
+def textbook(group: Federation, clients: int) -> None:
+    """PFedBayes as one would first write it: client by client, autograd, torch.optim."""
+    config, model = pfedbayes.Config(), models.mlp(WIDTHS, Categorical(WIDTHS[-1]))
+    for i in range(clients):
+        data = ClientData(*(field[i : i + 1] for field in group.clients.data))
+        streams = group.clients.streams([i], 0)
+        q = group.clients.private["q"][i : i + 1].clone().requires_grad_()
+        z = group.server["v"].clone().unsqueeze(0).requires_grad_()
+        optimizers = [torch.optim.Adam([v], lr=config.eta_1) for v in (q, z)]
+        prior = config.zeta / data.size
+        noise = noises(streams, (config.monte_carlo, model.size), WORK.steps)
+        for batch in batches(data, data.weight, streams, WORK.steps, WORK.batch):
+            optimizers[0].zero_grad()
+            elbo.objective(model, q, z.detach(), prior, batch, next(noise)).sum().backward()
+            optimizers[0].step()
+            optimizers[1].zero_grad()
+            (prior * gaussian.kl(q.detach(), z)).sum().backward()
+            optimizers[1].step()
 
 
 def coreset(device: torch.device) -> list[dict[str, Any]]:
