@@ -58,13 +58,16 @@ def mlp(widths: Sequence[int], likelihood: Likelihood) -> Model:
         layers.append((weight, bias, fan_in, fan_out))
         offset = bias.stop
     size = offset + likelihood.extra
+    lengths = [part.stop - part.start for layer in layers for part in layer[:2]]
 
     def hidden(theta: Tensor, x: Tensor, upto: int) -> Tensor:
         clients, draws = theta.shape[:2]
+        # One split, whose backward pass is one concatenation; slices would each add a full vector.
+        parts = theta.split([*lengths, likelihood.extra], -1)
         h = x.flatten(2)  # [C, n, d]: the first layer's input is shared by all draws
-        for index, (weight, bias, fan_in, fan_out) in enumerate(layers[:upto]):
-            w = theta[..., weight].unflatten(-1, (fan_out, fan_in))  # [C, K, out, in]
-            b = theta[..., bias]  # [C, K, out]
+        for index, (_, _, fan_in, fan_out) in enumerate(layers[:upto]):
+            w = parts[2 * index].unflatten(-1, (fan_out, fan_in))  # [C, K, out, in]
+            b = parts[2 * index + 1]  # [C, K, out]
             if index == 0:  # one product for all K draws
                 h = torch.baddbmm(b.flatten(1).unsqueeze(1), h, w.flatten(1, 2).mT)
                 h = h.unflatten(-1, (draws, fan_out)).movedim(2, 1)
@@ -101,14 +104,15 @@ def from_module(module: nn.Module, likelihood: Likelihood) -> Model:
     _refuse_what_vmap_cannot(module)
     named = {name: p.detach() for name, p in module.named_parameters()}
     buffers = {name: b.detach() for name, b in module.named_buffers()}
-    spans: dict[str, tuple[slice, torch.Size]] = {}
-    offset = 0
-    for name, p in named.items():
-        spans[name] = (slice(offset, offset + p.numel()), p.shape)
-        offset += p.numel()
+    shapes = [(name, p.shape) for name, p in named.items()]
+    lengths = [p.numel() for p in named.values()]
+    offset = sum(lengths)
 
     def call(theta: Tensor, x: Tensor) -> Tensor:
-        parameters = {name: theta[span].view(shape) for name, (span, shape) in spans.items()}
+        parts = theta.split([*lengths, likelihood.extra])
+        parameters = {
+            name: part.view(shape) for (name, shape), part in zip(shapes, parts, strict=False)
+        }
         fixed = {name: b.to(theta.device) for name, b in buffers.items()}
         output: Tensor = functional_call(module, {**parameters, **fixed}, (x,))
         return output
