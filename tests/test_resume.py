@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 
-from corefed import record
+from corefed import record, resolve, train
+from corefed.methods import registry
 
 SETTINGS = (
-    "--method=random-subset", "--fraction=0.5", "--set=redraw_every=3", "--seed=0,1",
-    "--clients=4", "--rounds=12", "--local-steps=5", "--set=hidden=16", "--set=cohort=3",
+    "--method=coreset-pfedbayes", "--fraction=0.3", "--set=refresh_every=15",
+    "--set=check_every=5", "--seed=0,1", "--clients=4",
+    "--rounds=12", "--local-steps=5", "--set=hidden=16", "--set=cohort=3",
     "--set=evaluate_draws=2", "--set=evaluate_every=4", "--device=cpu", "--quiet",
 )  # fmt: skip
 COMMAND = (sys.executable, "-m", "corefed", "run")
@@ -121,6 +123,19 @@ def test_killed_at_random_moments(undisturbed: dict[str, Any], tmp_path: Path) -
     assert kills > 0
     subprocess.run([*COMMAND, *arguments(folder)], check=True, capture_output=True)
     assert outcome(folder) == undisturbed
+
+
+@pytest.mark.parametrize("method", registry.METHODS)
+def test_every_method_resumes_to_the_same_bits(method: str, tmp_path: Path) -> None:
+    """Stopped after 3 of 6 rounds, as by Ctrl-C, and resumed."""
+    flags = {"method": method, "clients": 4, "rounds": 6, "local_steps": 3, "device": "cpu"}
+    experiment = resolve(flags=flags)
+    train(experiment, tmp_path / "whole")
+    done: list[dict[str, Any]] = []
+    train(experiment, tmp_path / "parts", on_round=done.append, stop=lambda: len(done) == 2)
+    assert len((tmp_path / "parts" / record.ROUNDS).read_text().splitlines()) == 3
+    train(experiment, tmp_path / "parts", resume=True)
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
 def rounds(folder: Path) -> int:
