@@ -6,7 +6,7 @@ import pytest
 import torch
 from commands import corefed
 
-from corefed import bench, models, reproduce
+from corefed import bench, figure3, models, reproduce
 from corefed.bayes.likelihood import Categorical
 from corefed.config import resolve
 from corefed.methods import pfedbayes
@@ -49,7 +49,7 @@ def test_grid_spans_what_the_rule_promises():
 
 def test_divergence_of_equal_runs_is_zero_and_of_subsets_positive():
     common = {"data": "digits", "rounds": 2, "local_steps": 3}
-    curves = reproduce.divergences(
+    curves = figure3.divergences(
         {
             "full": resolve(flags={**common, "method": "pfedbayes"}),
             "same": resolve(flags={**common, "method": "coreset-pfedbayes", "fraction": 1.0}),
@@ -62,7 +62,7 @@ def test_divergence_of_equal_runs_is_zero_and_of_subsets_positive():
 
 def test_training_loss_is_of_all_data_and_falls():
     flags = {"data": "digits", "rounds": 3, "method": "random-subset", "fraction": 0.3}
-    (curve,) = reproduce.training_losses({"random": resolve(flags=flags)}).values()
+    (curve,) = figure3.training_losses({"random": resolve(flags=flags)}).values()
     assert curve[2] < curve[0] < 4  # about log 10 = 2.3 before training, more with initial draws
 
 

@@ -185,3 +185,11 @@ def _cell(metrics: dict[str, Any], name: str, *, spread: bool = True) -> str:
     if not spread or len(values["per_seed"]) == 1:
         return mean
     return f"{mean} ± {factor * values['std']:.{digits}f}"
+
+
+def panels(number: int) -> tuple[Any, Any]:
+    """A figure drawn without a window, and its axes side by side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5 * number + 1, 3.8), layout="constrained")
+    return figure, figure.subplots(1, number, squeeze=False)[0]

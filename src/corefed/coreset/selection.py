@@ -111,5 +111,26 @@ def rounded_up(number: int) -> int:
     return -(-number // grain) * grain
 
 
+def groups(
+    due: Tensor, data: ClientData, k: Tensor, asked: int, memory_mb: int
+) -> list[tuple[list[int], int]]:
+    """Clients to select for together, with their S: those of equal S, as many as memory allows.
+
+    On a CPU one after the other: one client's potentials stay in the cache through all iterations
+    of the solver; those of ten do not, and took twice the time.
+    """
+    sizes, kept = data.size.tolist(), k.tolist()
+    by_draws: dict[int, list[int]] = {}
+    for row in due.nonzero().squeeze(-1).tolist():
+        draws = draws_for(kept[row], sizes[row], asked, memory_mb)
+        by_draws.setdefault(draws, []).append(row)
+    found = []
+    for draws, members in by_draws.items():
+        most = max(1, memory_mb * 2**20 // bytes_for(draws, data.weight.shape[1]))
+        size = 1 if data.weight.device.type == "cpu" else most
+        found += [(members[i : i + size], draws) for i in range(0, len(members), size)]
+    return found
+
+
 MINIMUM_DRAWS = 200
 """For tiny coresets 2k draws would estimate nothing; 200 rows cost little beside the features."""

@@ -281,25 +281,9 @@ def _sketch(config: Config, draws: int) -> selection.Sketch:
 
 
 def _groups(config: Config, due: Tensor, data: ClientData) -> list[tuple[list[int], int]]:
-    """Clients to select for together, with their S: those of equal S, as many as memory allows.
-
-    On a CPU one after the other: one client's potentials stay in the cache through all iterations
-    of the solver; those of ten do not, and took twice the time.
-    """
-    rows: list[int] = due.nonzero().squeeze(-1).tolist()
-    sizes = data.size.tolist()
-    kept = subset_size(data.size, config.fraction).tolist()
-    by_draws: dict[int, list[int]] = {}
-    for row in rows:
-        draws = selection.draws_for(kept[row], sizes[row], config.draws, config.selection_mb)
-        by_draws.setdefault(draws, []).append(row)
-    groups = []
-    for draws, members in by_draws.items():
-        each = selection.bytes_for(draws, data.weight.shape[1])
-        most = max(1, config.selection_mb * 2**20 // each)
-        size = 1 if data.weight.device.type == "cpu" else most
-        groups += [(members[i : i + size], draws) for i in range(0, len(members), size)]
-    return groups
+    """Clients to select for together, with their S."""
+    k = subset_size(data.size, config.fraction)
+    return selection.groups(due, data, k, config.draws, config.selection_mb)
 
 
 def _rows(data: ClientData, rows: list[int]) -> ClientData:
