@@ -398,9 +398,11 @@ def test_examples_of_training_on_all_data() -> None:
 
 
 def test_a_chunk_fits_the_memory_bound() -> None:
-    method, data = build(Row("pfedbayes")), federation()
-    assert chunk_for(method, data, 8192) == len(SIZES)
-    assert chunk_for(method, data, 0) == 1
+    data, server = federation(), {"v": torch.zeros(2, 1000)}
+    assert chunk_for(server, data, 8192) == len(SIZES)
+    assert chunk_for(server, data, 0) == 1
+    large = {"v": torch.zeros(2, 1 << 19)}  # 4 MiB: two of them stay in a CPU's cache
+    assert chunk_for(large, data, 8192) == 2
 
 
 # Aggregation

@@ -173,7 +173,7 @@ def federation(method: Method, clients: int, points: int, device: torch.device) 
     data = ClientData(*(t.to(device) for t in (x, y, torch.ones(clients, points))))
     server = {k: v.to(device) for k, v in method.init_server(Streams([Who(0, SERVER)], 0)).items()}
     memory = MEMORY_MB * (10 if device.type == "cuda" else 1)
-    chunk = local.chunk_for(method, data, memory)
+    chunk = local.chunk_for(server, data, memory)
     return Federation(local.Clients(method, data, [0], [server], WORK, chunk), server)
 
 

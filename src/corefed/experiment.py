@@ -58,7 +58,8 @@ def prepare(experiment: Experiment) -> Setup:
         {k: v.to(device) for k, v in method.init_server(Streams([Who(seed, SERVER)], 0)).items()}
         for seed in run.seeds
     ]
-    chunk = 1 if run.runtime == "loop" else local.chunk_for(method, data.train, run.memory_mb)
+    stacked = local.chunk_for(servers[0], data.train, run.memory_mb)
+    chunk = 1 if run.runtime == "loop" else stacked
     work = Work(run.local_steps, run.batch_size)
     clients = local.Clients(method, data.train, run.seeds, servers, work, chunk)
     return Setup(experiment, data, model, method, clients, servers)

@@ -118,19 +118,19 @@ class Clients:
         return {k: torch.stack([s[k] for s in servers])[runs] for k in servers[0]}
 
 
-def chunk_for(method: Method, data: ClientData, memory_mb: int) -> int:
+def chunk_for(server: Tree, data: ClientData, memory_mb: int) -> int:
     """How many clients to train at once within a memory bound.
 
-    A client in training holds about 16 vectors of P (posterior, localised model, two moments each,
-    gradients, noise and scratch) beside its batch. On a CPU more than about 4 MiB a vector, C P
-    floats, falls out of the cache and into fresh pages of the allocator: measured slower, so the
-    chunk stops there.
+    A client in training holds about eight copies of what the server sends (posterior, localised
+    model, two moments each, gradients, noise and scratch) beside its data. On a CPU, vectors of
+    more than about 8 MiB for all clients together fall out of the cache and into fresh pages of the
+    allocator: measured slower, so the chunk stops there.
     """
-    parameters = torch.Size(method.noise).numel()
-    per_client = 4 * (16 * parameters + 2 * data.x[0].numel())
+    state = sum(value.numel() * value.element_size() for value in server.values())
+    per_client = 8 * state + 2 * 4 * data.x[0].numel()
     bound = max(1, memory_mb * 2**20 // per_client)
     if data.weight.device.type == "cpu":
-        bound = min(bound, max(1, (4 << 20) // (4 * parameters)))
+        bound = min(bound, max(1, (8 << 20) // max(1, state)))
     return min(bound, len(data.weight))
 
 
