@@ -188,6 +188,13 @@ def test_corefed_run_is_accepted(command: Command, monkeypatch: pytest.MonkeyPat
     assert reached
 
 
+def test_python_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (source,) = blocks(text, "python")
+    exec(compile(source, "README.md", "exec"), {})
+    assert 0 < float(capsys.readouterr().out) < 1
+
+
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The Python of CONTRIBUTING.md, run as one module."""

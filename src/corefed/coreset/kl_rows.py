@@ -25,7 +25,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.func import grad, jvp, vjp
+from torch.func import grad, jvp, vjp, vmap
 
 from corefed.bayes import gaussian
 from corefed.models import Model
@@ -78,49 +78,44 @@ def kl_rows(
         back: Tensor = pull(slope * per_point)[0]
         return back + prior * u
 
-    solve = _diagonal(curvature, prior, sketch) if diagonal else _conjugate(curvature, prior)
-    rows, offsets = [], []
-    for omega in sketch.unbind(1):
-        u = solve(root_fisher * omega, iterations)
-        by_loss = jvp(losses, (v_w,), (u,))[1]
-        row = -(2**-0.5) * by_loss * (data.weight > 0)
-        gap = (omega * root_fisher * (v_w - v_q)).sum((-2, -1))
-        rows.append(row)
-        offsets.append((row * w).sum(-1) - 2**-0.5 * gap)
-    return torch.stack(rows, 1), torch.stack(offsets, 1)
+    # All s right-hand sides at once: they share every forward pass of the network.
+    omega = sketch.movedim(1, 0)  # [s, C, 2, P]
+    if diagonal:
+        u = root_fisher * omega / _diagonal(vmap(curvature), prior, omega)
+    else:
+        u = _conjugate_gradients(vmap(curvature), prior, root_fisher * omega, iterations)
+    by_loss = vmap(lambda direction: jvp(losses, (v_w,), (direction,))[1])(u)  # [s, C, n]
+    rows = -(2**-0.5) * by_loss * (data.weight > 0)
+    gap = (omega * root_fisher * (v_w - v_q)).sum((-2, -1))
+    offsets = (rows * w).sum(-1) - 2**-0.5 * gap
+    return rows.movedim(0, 1), offsets.movedim(0, 1)
 
 
-Solve = Callable[[Tensor, int], Tensor]
+def _conjugate_gradients(
+    curvature: Callable[[Tensor], Tensor], prior: Tensor, target: Tensor, iterations: int
+) -> Tensor:
+    """H^{-1} target for every row of the sketch and client, preconditioned by the KL part of H."""
+    u = torch.zeros_like(target)
+    residual = target
+    direction = residual / prior
+    energy = _dot(residual, direction)
+    for _ in range(iterations):
+        image = curvature(direction)
+        alpha = _ratio(energy, _dot(direction, image))
+        u = u + alpha * direction
+        residual = residual - alpha * image
+        scaled = residual / prior
+        following = _dot(residual, scaled)
+        direction = scaled + _ratio(following, energy) * direction
+        energy = following
+    return u
 
 
-def _conjugate(curvature: Callable[[Tensor], Tensor], prior: Tensor) -> Solve:
-    """Conjugate gradients for each client, preconditioned by the KL part of H."""
-
-    def solve(target: Tensor, iterations: int) -> Tensor:
-        u = torch.zeros_like(target)
-        residual = target
-        direction = residual / prior
-        energy = _dot(residual, direction)
-        for _ in range(iterations):
-            image = curvature(direction)
-            alpha = _ratio(energy, _dot(direction, image))
-            u = u + alpha * direction
-            residual = residual - alpha * image
-            scaled = residual / prior
-            following = _dot(residual, scaled)
-            direction = scaled + _ratio(following, energy) * direction
-            energy = following
-        return u
-
-    return solve
-
-
-def _diagonal(curvature: Callable[[Tensor], Tensor], prior: Tensor, sketch: Tensor) -> Solve:
-    """diag(H) by Hutchinson's estimator, with the signs of the sketch as probes."""
-    signs = [torch.sign(omega) for omega in sketch.unbind(1)]
-    total = torch.stack([s * curvature(s) for s in signs]).mean(0)
-    diagonal = torch.maximum(total, prior)
-    return lambda target, iterations: target / diagonal
+def _diagonal(curvature: Callable[[Tensor], Tensor], prior: Tensor, omega: Tensor) -> Tensor:
+    """diag(H) by Hutchinson's estimator, with the signs of the sketch as probes; not below the
+    KL part."""
+    signs = torch.sign(omega)
+    return torch.maximum((signs * curvature(signs)).mean(0), prior)
 
 
 def _mu_sigma(v: Tensor) -> Tensor:
