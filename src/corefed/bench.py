@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rich.console import Console
 from rich.table import Table
 
 from corefed import models
@@ -62,7 +63,8 @@ def main(name: str, *, device: str = "auto", out: Path | None = None) -> None:
     if name not in benchmarks:
         raise UserError(f"There is no benchmark {name!r}; there are {', '.join(benchmarks)}.")
     where = device_for(device)
-    rows = benchmarks[name](where)
+    with Console(stderr=True).status(f"measuring {name} on {where}; this takes a few minutes"):
+        rows = benchmarks[name](where)
     what = torch.cuda.get_device_name(where) if where.type == "cuda" else "CPU"
     threads = f", {torch.get_num_threads()} threads" if where.type == "cpu" else ""
     table = Table(*rows[0], title=f"bench {name} on {what}{threads}")

@@ -7,10 +7,11 @@ and without the KL term in the coreset's objective.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import track
 
 from corefed import report, rng
 from corefed.bayes import gaussian
@@ -67,7 +68,7 @@ def divergences(experiments: dict[str, Experiment]) -> dict[str, list[float]]:
     servers = {label: setup.servers for label, setup in setups.items()}
     first = next(iter(setups))
     curves: dict[str, list[float]] = {label: [] for label in setups if label != first}
-    for t in range(setups[first].experiment.run.rounds):
+    for t in _progress(setups[first].experiment.run.rounds, "rounds of all"):
         for label, setup in setups.items():
             servers[label] = _advance(setup, servers[label], t)
         q = setups[first].clients.private["q"]
@@ -87,13 +88,17 @@ def training_losses(experiments: dict[str, Experiment]) -> dict[str, list[float]
         setup = prepare(experiment)
         servers, curve = setup.servers, curves.setdefault(label, [])
         data, rows = setup.clients.data, range(len(setup.clients.who))
-        for t in range(experiment.run.rounds):
+        for t in _progress(experiment.run.rounds, label):
             servers = _advance(setup, servers, t)
             noise = setup.clients.streams(rows, t).normal("evaluate", 4, setup.model.size)
             theta = gaussian.sample(setup.clients.private["q"], noise)
             log_p = setup.model.log_likelihood(theta, data.x, data.y).mean(1)
             curve.append(float(-(log_p * data.weight).sum() / data.weight.sum()))
     return curves
+
+
+def _progress(rounds: int, title: str) -> Iterable[int]:
+    return track(range(rounds), title, console=Console(stderr=True), transient=True)
 
 
 def _kept(path: Path, work: Callable[[], dict[str, list[float]]]) -> dict[str, list[float]]:

@@ -60,8 +60,15 @@ def trained(cell: Cell, folder: Path, console: Console) -> dict[str, Any]:
         summary, lines = record.read(place)
         if len(lines) == experiment.run.rounds:
             return summary
-    console.print(f"{cell.row}, {cell.column}: {experiment.run.rounds} rounds")
-    done = rounds.train(experiment, place, resume=record.begun(place))
+    title, last = f"{cell.row}, {cell.column}", experiment.run.rounds
+    with console.status(f"{title}: loading data") as status:
+        done = rounds.train(
+            experiment,
+            place,
+            resume=record.begun(place),
+            on_round=lambda line: status.update(f"{title}: round {line['round']} of {last}"),
+        )
+    console.print(f"{title}: {last} rounds done")
     return done.summary
 
 
