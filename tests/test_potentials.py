@@ -209,3 +209,29 @@ def test_gram_matrix_of_a_linear_gaussian_model_is_exact(features: int, shared: 
     assert ((gram.mean(0) - (1 - 1 / draws) * exact).abs() < 4.5 * std).all()
     # The error of one matrix is of order Cov / sqrt S: 200 of them are worth 50 000 draws.
     assert (std < 0.05 * exact.diagonal().outer(exact.diagonal()).sqrt()).all()
+
+
+def test_draws_in_blocks_are_as_many_and_as_distributed(monkeypatch) -> None:
+    """Blocks draw other numbers from the same stream; the potentials' size agrees in the mean."""
+    model = mlp((3, 4, 2), Categorical(2))
+    g = torch.Generator().manual_seed(0)
+    data = ClientData(
+        torch.randn(1, 6, 3, generator=g),
+        torch.randint(0, 2, (1, 6), generator=g),
+        torch.ones(1, 6),
+    )
+    pi = torch.stack([model.init(g, 1.0), torch.zeros(model.size)])[None]
+    draws = 4000
+
+    def spread() -> torch.Tensor:
+        log_p = log_likelihoods(model, pi, data, draws, Streams([Who(0, 0)], 0), "x")
+        assert log_p.shape == (1, draws, 6)
+        return log_p
+
+    whole = spread()
+    monkeypatch.setattr(
+        "corefed.coreset.potentials.BLOCK", 7 * model.size
+    )  # 571 blocks of 7 and one of 3
+    blocks = spread()
+    error = (whole.var(1) / draws + blocks.var(1) / draws).sqrt()
+    assert ((whole.mean(1) - blocks.mean(1)).abs() < 5 * error).all()

@@ -21,6 +21,9 @@ from corefed.models import Model
 from corefed.rng import Streams
 from corefed.types import ClientData
 
+BLOCK = 1 << 23
+"""Parameters a client draws at once where no layers are shared: 32 MiB."""
+
 
 def log_likelihoods(
     model: Model,
@@ -34,8 +37,13 @@ def log_likelihoods(
     """log p_{theta_s}(D_j): [C, S, n]. `feature_draws` 0 draws all of theta S times."""
     clients, n = data.weight.shape
     if model.head is None or feature_draws == 0 or feature_draws >= draws:
-        theta = gaussian.sample(pi, streams.normal(purpose, draws, model.size))
-        return model.log_likelihood(theta, data.x, data.y)
+        block = max(1, BLOCK // model.size)
+        parts = []
+        for start in range(0, draws, block):
+            noise = streams.normal(purpose, min(block, draws - start), model.size)
+            theta = gaussian.sample(pi, noise)
+            parts.append(model.log_likelihood(theta, data.x, data.y))
+        return torch.cat(parts, 1)
     head = model.head
     groups = feature_draws
     each = -(-draws // groups)
