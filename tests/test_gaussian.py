@@ -112,11 +112,6 @@ def test_kl_gradients_are_those_of_autograd(pair: tuple[Tensor, Tensor]) -> None
     assert torch.equal(sigma_z, gaussian.sigma(z[..., 1, :]))
 
 
-def test_entropy_is_that_of_torch_distributions() -> None:
-    v = posterior(2, 7)
-    torch.testing.assert_close(gaussian.entropy(v), as_normal(v).entropy())
-
-
 # sigma and rho
 
 

@@ -38,7 +38,6 @@ class Model(NamedTuple):
     init: Callable[[torch.Generator, float], Tensor]  # (generator, std) -> mu [P]
     likelihood: Likelihood
     head: Head | None
-    flops: int  # of one forward pass of one point, for budgets; 2 a multiply-add
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """log p_theta(D_j) for every client, draw and point: [C, K, n]."""
@@ -95,7 +94,6 @@ def mlp(widths: Sequence[int], likelihood: Likelihood) -> Model:
         init=init,
         likelihood=likelihood,
         head=Head(features, fan_in, weight, bias),
-        flops=2 * sum(a * b for a, b in pairwise(widths)),
     )
 
 
@@ -130,7 +128,6 @@ def from_module(module: nn.Module, likelihood: Likelihood) -> Model:
         init=init,
         likelihood=likelihood,
         head=None,
-        flops=2 * offset,
     )
 
 

@@ -6,8 +6,6 @@ both in one tensor lets an optimiser update them in one pass.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -59,14 +57,9 @@ def kl_grads_reference(
     return mean, spread.neg_().add_(1.0).mul_(precision)
 
 
-def to_rho(grad_sigma: Tensor, rho: Tensor) -> Tensor:
-    """Chain rule d sigma / d rho = sigmoid(rho); changes `grad_sigma` in place."""
-    return grad_sigma.mul_(torch.sigmoid(rho))
-
-
-def entropy(v: Tensor) -> Tensor:
-    """Differential entropy in nats, summed over parameters."""
-    return (sigma(v[..., 1, :]).log() + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+def to_rho(grad_sigma: Tensor, rho: Tensor, out: Tensor | None = None) -> Tensor:
+    """Chain rule d sigma / d rho = sigmoid(rho), into `out` where there is one."""
+    return torch.mul(grad_sigma, torch.sigmoid(rho), out=out)
 
 
 def widen(v: Tensor, factor: float) -> Tensor:

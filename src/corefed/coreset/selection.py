@@ -28,6 +28,11 @@ class Quality(NamedTuple):
     error: Tensor  # [C] ||y - Phi w||^2 / ||y||^2 on fresh draws
     uniform: Tensor  # [C] the same, expected of a uniform subset of k points with weights n/k
 
+    @property
+    def over_uniform(self) -> Tensor:
+        """[C] error over uniform; 0 where both are 0, as for a coreset of all points."""
+        return self.error / self.uniform.clamp_min(1e-12)
+
 
 class Sketch(NamedTuple):
     """How pi-hat is drawn from."""

@@ -126,9 +126,8 @@ def build(config: Config, model: Model) -> Method:
             quality = quality_of(
                 config, model, q, working["weight"][rows], part, streams.subset(rows)
             )
-            ratio = quality.error / quality.uniform.clamp_min(1e-12)
-            stale[rows] |= ratio > config.stale
-            _store(working, rows, quality, ratio)
+            stale[rows] |= quality.over_uniform > config.stale
+            _store(working, rows, quality, quality.over_uniform)
         for rows, draws in _groups(config, stale, data):
             part, q = _rows(data, rows), working["q"][rows]
             mine = streams.subset(rows)
@@ -137,8 +136,7 @@ def build(config: Config, model: Model) -> Method:
             worse = quality.error > quality.uniform
             plain = uniform(part, config.fraction, mine)
             working["weight"][rows] = torch.where(worse.unsqueeze(-1), plain, w)
-            ratio = quality.error / quality.uniform.clamp_min(1e-12)
-            _store(working, rows, quality, ratio.masked_fill(worse, 1.0))
+            _store(working, rows, quality, quality.over_uniform.masked_fill(worse, 1.0))
             working["refreshes"][rows] += 1
         working["weight"] = torch.where(whole.unsqueeze(-1), data.weight, working["weight"])
         for figure in ("held_out_error", "over_uniform"):
@@ -158,7 +156,7 @@ def build(config: Config, model: Model) -> Method:
             w = coreset_opt_update(config, model, base, own, part, mine, work, draws)
             quality = quality_of(config, model, own["q"], w, part, mine)
             working["weight"][rows] = w
-            _store(working, rows, quality, quality.error / quality.uniform.clamp_min(1e-12))
+            _store(working, rows, quality, quality.over_uniform)
         working["refreshes"] += 1
         return working
 

@@ -80,14 +80,14 @@ def build(config: Config, model: Model) -> Method:
         kl_mu, kl_sigma = gaussian.kl_grads(q, z, sigma_q, sigma_z)
         torch.addcmul(by_mu, prior, kl_mu, out=gradient[:, 0])
         by_sigma.addcmul_(prior, kl_sigma)
-        torch.mul(by_sigma, torch.sigmoid(q[:, 1]), out=gradient[:, 1])
+        gaussian.to_rho(by_sigma, q[:, 1], out=gradient[:, 1])
         personal.update(q, gradient, _under("q.", working))
 
         # z_i: one step on KL(q || z_i), q held fixed.
         working["sigma"] = sigma_q = gaussian.sigma(q[:, 1])
         kl_mu, kl_sigma = gaussian.kl_grads_reference(q, z, sigma_q, sigma_z)
         torch.mul(prior, kl_mu, out=gradient[:, 0])
-        torch.mul(kl_sigma.mul_(prior), torch.sigmoid(z[:, 1]), out=gradient[:, 1])
+        gaussian.to_rho(kl_sigma.mul_(prior), z[:, 1], out=gradient[:, 1])
         localised.update(z, gradient, _under("z.", working))
         return working, {"loss": loss}
 
