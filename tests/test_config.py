@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from corefed import config, describe, ranges
 from corefed.config import Run, differences, fingerprint, parse, resolve, to_dict, to_toml
+from corefed.coreset.solvers import SOLVERS
 from corefed.errors import UserError
-from corefed.methods import registry
+from corefed.methods import coreset_pfedbayes, registry
 
 
 @dataclass(frozen=True)
@@ -213,3 +214,22 @@ def test_run_is_frozen() -> None:
 def test_unknown_method_names_the_nearest() -> None:
     with pytest.raises(UserError, match="Did you mean 'pfedbayes'"):
         resolve(flags={"method": "pfedbays"})
+
+
+def test_settings_of_the_coreset_may_say_so(tmp_path: Path) -> None:
+    plain = resolve(assignments=["solver=giga", "draws=300"])
+    assert resolve(assignments=["coreset.solver=giga", "coreset.draws=300"]) == plain
+    file = tmp_path / "experiment.toml"
+    file.write_text('[coreset]\nsolver = "giga"\ndraws = 300\n')
+    assert resolve(file) == plain
+
+
+@pytest.mark.parametrize("key", ["coreset.zeta", "coreset.rounds", "coreset.nought", "other.draws"])
+def test_but_not_those_of_anything_else(key: str) -> None:
+    with pytest.raises(UserError, match="There is no setting"):
+        resolve(assignments=[f"{key}=1"])
+
+
+def test_every_solver_but_the_one_that_needs_posteriors_runs_in_a_federation() -> None:
+    kind = get_type_hints(coreset_pfedbayes.Config)["solver"]
+    assert set(get_args(kind)) == set(SOLVERS) - {"sparse-vi"}

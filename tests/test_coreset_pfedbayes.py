@@ -132,15 +132,15 @@ def test_staleness_is_by_client():
 def test_uniform_expectation_is_exact():
     """The closed form for uniform subsets against the mean over many, within 4 standard errors."""
     g = torch.Generator().manual_seed(1)
-    phi = torch.randn(1, 30, 12, generator=g, dtype=torch.float64)
+    rows = torch.randn(1, 12, 30, generator=g, dtype=torch.float64)
     mask, k = torch.ones(1, 12, dtype=torch.bool), torch.tensor([4])
     errors = []
     for _ in range(4000):
         w = torch.zeros(1, 12, dtype=torch.float64)
         w[0, torch.randperm(12, generator=g)[:4]] = 12 / 4
-        errors.append(selection.judge(phi, w, k, mask).error)
+        errors.append(selection.judge(rows, w, k, mask).error)
     errors = torch.cat(errors)
-    expected = selection.judge(phi, w, k, mask).uniform
+    expected = selection.judge(rows, w, k, mask).uniform
     assert abs(errors.mean() - expected) < 4 * errors.std() / len(errors) ** 0.5
 
 

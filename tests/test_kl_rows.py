@@ -10,6 +10,7 @@ from corefed.bayes import gaussian
 from corefed.bayes.likelihood import Gaussian
 from corefed.coreset import aiht
 from corefed.coreset.kl_rows import kl_rows
+from corefed.coreset.problem import problem as posed
 from corefed.types import ClientData
 
 NOISE, ZETA, POINTS, FEATURES = 0.7, 2.0, 12, 3
@@ -132,9 +133,7 @@ def test_the_term_moves_the_coreset_towards_the_full_posterior(problem):
     start = torch.zeros(POINTS)
     start[:6] = 2.0
     a, b = rows_at(problem, start, reference, iterations=2 * P + 4)
-    found = aiht.solve(
-        a, b, torch.tensor([6]), torch.ones(1, POINTS, dtype=torch.bool), start=start[None]
-    )
+    found = aiht.solve(posed(a.mT.contiguous(), 6, y=b), start=start[None], debias=True)
 
     def divergence(w):
         return float(gaussian.kl(posterior(exact(x, y, z, w)), posterior(reference)))

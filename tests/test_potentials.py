@@ -49,36 +49,36 @@ def posterior(size: int, std: float = 0.4) -> Tensor:
 
 
 def test_potentials_are_centred_scaled_and_zero_on_padding() -> None:
-    log_p = 3 * normal(2, 7, 6) - 4
+    log_p = 3 * normal(2, 6, 7) - 4
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]]).bool()
     before = log_p.clone()
-    phi = potentials(log_p, mask)
+    g = potentials(log_p, mask)
     assert torch.equal(log_p, before)
-    assert (phi[1, :, 3:] == 0).all()
-    torch.testing.assert_close(phi.sum(1), torch.zeros(2, 6), rtol=0, atol=1e-5)
+    assert (g[1, 3:] == 0).all()
+    torch.testing.assert_close(g.sum(-1), torch.zeros(2, 6), rtol=0, atol=1e-5)
     for c, n in ((0, 6), (1, 3)):  # Phi^T Phi is the covariance of log-likelihoods over draws
-        covariance = log_p[c, :, :n].T.cov(correction=0)
-        torch.testing.assert_close(phi[c, :, :n].T @ phi[c, :, :n], covariance)
+        covariance = log_p[c, :n].cov(correction=0)
+        torch.testing.assert_close(g[c, :n] @ g[c, :n].T, covariance)
 
 
 def test_y_is_the_potential_of_all_data_and_errors_are_relative_to_it() -> None:
-    log_p, mask = normal(2, 9, 6), torch.tensor([[1] * 6, [1] * 4 + [0] * 2]).bool()
-    phi = potentials(log_p, mask)
-    total = (log_p * mask.unsqueeze(1)).sum(-1, keepdim=True)
-    y = potentials(total, torch.ones(2, 1).bool())[..., 0]  # one point with all the likelihood
-    torch.testing.assert_close(phi.sum(-1), y)
+    log_p, mask = normal(2, 6, 9), torch.tensor([[1] * 6, [1] * 4 + [0] * 2]).bool()
+    g = potentials(log_p, mask)
+    total = (log_p * mask.unsqueeze(-1)).sum(1, keepdim=True)
+    y = potentials(total, torch.ones(2, 1).bool())[:, 0]  # one point with all the likelihood
+    torch.testing.assert_close(g.sum(1), y)
     everything = mask.float()
     # w = 1 leaves only the rounding of another order of summation.
-    torch.testing.assert_close(relative_error(phi, everything), torch.zeros(2), rtol=0, atol=1e-10)
-    torch.testing.assert_close(relative_error(phi, 0 * everything), torch.ones(2))
-    torch.testing.assert_close(relative_error(phi, 0.5 * everything), torch.full((2,), 0.25))
+    torch.testing.assert_close(relative_error(g, everything), torch.zeros(2), rtol=0, atol=1e-10)
+    torch.testing.assert_close(relative_error(g, 0 * everything), torch.ones(2))
+    torch.testing.assert_close(relative_error(g, 0.5 * everything), torch.full((2,), 0.25))
     w = torch.rand(2, 6, generator=torch.Generator().manual_seed(1))
     expected = torch.stack(
-        [(y[c] - phi[c] @ w[c]).square().sum() / y[c].square().sum() for c in range(2)]
+        [(y[c] - w[c] @ g[c]).square().sum() / y[c].square().sum() for c in range(2)]
     )
-    torch.testing.assert_close(relative_error(phi, w), expected)
-    torch.testing.assert_close(relative_error(100 * phi, w), expected)
-    assert (relative_error(0 * phi, everything) == 0).all()
+    torch.testing.assert_close(relative_error(g, w), expected)
+    torch.testing.assert_close(relative_error(100 * g, w), expected)
+    assert (relative_error(0 * g, everything) == 0).all()
 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
@@ -87,8 +87,8 @@ def test_full_draws_are_log_likelihoods_under_pi(likelihood: Likelihood) -> None
     data, pi = repeat(client(likelihood), 3), posterior(model.size).repeat(3, 1, 1)
     found = log_likelihoods(model, pi, data, 8, streams(3), "coreset")
     theta = gaussian.sample(pi, streams(3).normal("coreset", 8, model.size))
-    assert torch.equal(found, model.log_likelihood(theta, data.x, data.y))
-    assert found.shape == (3, 8, 5)
+    assert torch.equal(found, model.log_likelihood(theta, data.x, data.y).mT)
+    assert found.shape == (3, 5, 8)
 
 
 # Feature draws shared by many heads
@@ -112,8 +112,8 @@ def test_shared_features_are_full_draws_with_another_head(
     head = slice(model.head.weight.start, model.head.bias.stop)
     own = same.normal("coreset/head", groups * each, head.stop - head.start)
     theta[..., head] = gaussian.sample(pi[..., head], own)
-    expected = model.log_likelihood(theta, data.x, data.y)[:, :draws]
-    assert found.shape == (2, draws, 5)
+    expected = model.log_likelihood(theta, data.x, data.y)[:, :draws].mT
+    assert found.shape == (2, 5, draws)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -144,13 +144,13 @@ def test_shared_features_have_the_distribution_of_full_draws(likelihood: Likelih
         log_likelihoods(model, pi, data, draws, streams(repetitions, f), "coreset", f).double()
         for f in (0, groups)
     )
-    centre = full.mean((0, 1))
+    centre = full.mean((0, 2))
     rows, columns = torch.triu_indices(5, 5)
 
     def moments(log_p: Tensor) -> Tensor:  # [R, 20]
-        away = log_p - centre
-        second = torch.einsum("rsi,rsj->rij", away, away) / draws
-        return torch.cat([away.mean(1), second[:, rows, columns]], 1)
+        away = log_p - centre.unsqueeze(-1)
+        second = torch.einsum("ris,rjs->rij", away, away) / draws
+        return torch.cat([away.mean(-1), second[:, rows, columns]], 1)
 
     first, second = moments(full), moments(shared)
     error = first.mean(0) - second.mean(0)
@@ -160,11 +160,11 @@ def test_shared_features_have_the_distribution_of_full_draws(likelihood: Likelih
     # Phi^T Phi takes off the mean of the draws, which has Cov(full) / S or, if features are
     # shared, up to Cov / F: with it put back, the expected Gram matrices are the same.
     def gram(log_p: Tensor) -> Tensor:
-        phi = potentials(log_p, torch.ones(repetitions, 5).bool())
-        return torch.einsum("rsi,rsj->rij", phi, phi)
+        g = potentials(log_p, torch.ones(repetitions, 5).bool())
+        return torch.einsum("ris,rjs->rij", g, g)
 
     grams = gram(full), gram(shared)
-    lost = full.mean(1).T.cov(), shared.mean(1).T.cov()
+    lost = full.mean(-1).T.cov(), shared.mean(-1).T.cov()
     whole = [g.mean(0) + m for g, m in zip(grams, lost, strict=True)]
     std = sum(g.var(0) / repetitions for g in grams).sqrt()
     std = std + sum(m.diagonal().outer(m.diagonal()).sqrt() for m in lost) * math.sqrt(
@@ -202,8 +202,8 @@ def test_gram_matrix_of_a_linear_gaussian_model_is_exact(features: int, shared: 
 
     data, many = repeat(one, repetitions), pi.expand(repetitions, -1, -1)
     log_p = log_likelihoods(model, many, data, draws, streams(repetitions), "coreset", shared)
-    phi = potentials(log_p, data.weight > 0).double()
-    gram = phi.mT @ phi
+    g = potentials(log_p, data.weight > 0).double()
+    gram = g @ g.mT
     std = gram.std(0) / math.sqrt(repetitions)
     # 21 different entries in each of four cases within 4.5 standard errors: probability 6e-4.
     assert ((gram.mean(0) - (1 - 1 / draws) * exact).abs() < 4.5 * std).all()
@@ -225,7 +225,7 @@ def test_draws_in_blocks_are_as_many_and_as_distributed(monkeypatch) -> None:
 
     def spread() -> torch.Tensor:
         log_p = log_likelihoods(model, pi, data, draws, Streams([Who(0, 0)], 0), "x")
-        assert log_p.shape == (1, draws, 6)
+        assert log_p.shape == (1, 6, draws)
         return log_p
 
     whole = spread()
@@ -233,5 +233,5 @@ def test_draws_in_blocks_are_as_many_and_as_distributed(monkeypatch) -> None:
         "corefed.coreset.potentials.BLOCK", 7 * model.size
     )  # 571 blocks of 7 and one of 3
     blocks = spread()
-    error = (whole.var(1) / draws + blocks.var(1) / draws).sqrt()
-    assert ((whole.mean(1) - blocks.mean(1)).abs() < 5 * error).all()
+    error = (whole.var(-1) / draws + blocks.var(-1) / draws).sqrt()
+    assert ((whole.mean(-1) - blocks.mean(-1)).abs() < 5 * error).all()

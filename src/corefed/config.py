@@ -101,9 +101,11 @@ def resolve(
     own = registry.config_class(method)
     kinds = _kinds(own)
     values: dict[str, object] = {}
-    for key, value, where in given:
-        if key not in kinds:
-            raise UserError(_unknown(key, where, method, list(kinds)))
+    for written, value, where in given:
+        # The method's own settings may be written with what they are about: coreset.solver.
+        key = written.removeprefix("coreset.")
+        if key not in kinds or (key != written and key not in own.__annotations__):
+            raise UserError(_unknown(written, where, method, list(kinds)))
         values[key] = parse(key, value, kinds[key], where)
     if "preset" in kinds:
         _refuse_two_presets(given)
@@ -193,10 +195,19 @@ def _from_file(file: Path | None) -> Iterator[_Given]:
         raise UserError(f"Cannot read {file}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not valid TOML: {error}.") from error
-    for key, value in content.items():
+    for key, value in _without_group(content).items():
         if isinstance(value, dict):
             raise UserError(f"{file} has a table [{key}]; settings are flat: write key = value.")
         yield _Given(key.replace("-", "_"), value, str(file))
+
+
+def _without_group(content: dict[str, object]) -> dict[str, object]:
+    """A table [coreset] is the keys coreset.x."""
+    table = content.get("coreset")
+    if not isinstance(table, dict):
+        return content
+    rest = {key: value for key, value in content.items() if key != "coreset"}
+    return {**rest, **{f"coreset.{key}": value for key, value in table.items()}}
 
 
 def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:

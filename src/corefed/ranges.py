@@ -56,7 +56,7 @@ RANGES: dict[str, Range] = {
     "draws": NOT_NEGATIVE,
     "feature_draws": NOT_NEGATIVE,
     "widths": FACTORS,
-    "max_iterations": AT_LEAST_ONE,
+    "max_iterations": NOT_NEGATIVE,
     "shrink": NOT_NEGATIVE,
     "refresh_every": AT_LEAST_ONE,
     "check_every": AT_LEAST_ONE,

@@ -3,6 +3,8 @@
     g_j = S^{-1/2} [ log p_{theta_s}(D_j) - mean_s log p_{theta_s}(D_j) ]_{s = 1..S}
     Phi = [g_1 .. g_n],   y = Phi 1
 
+kept a row a point, g [C, n, S] (`problem.py` says why).
+
 A draw costs a forward pass of all n points, and S must exceed the coreset's size k (a fit with
 S - 1 <= k has an exact zero that means nothing). So a network with a linear head shares F draws of
 everything below the head between S / F draws each of the head: still draws from pi-hat, and the
@@ -34,7 +36,7 @@ def log_likelihoods(
     purpose: str,
     feature_draws: int = 0,
 ) -> Tensor:
-    """log p_{theta_s}(D_j): [C, S, n]. `feature_draws` 0 draws all of theta S times."""
+    """log p_{theta_s}(D_j): [C, n, S]. `feature_draws` 0 draws all of theta S times."""
     clients, n = data.weight.shape
     if model.head is None or feature_draws == 0 or feature_draws >= draws:
         block = max(1, BLOCK // model.size)
@@ -42,8 +44,8 @@ def log_likelihoods(
         for start in range(0, draws, block):
             noise = streams.normal(purpose, min(block, draws - start), model.size)
             theta = gaussian.sample(pi, noise)
-            parts.append(model.log_likelihood(theta, data.x, data.y))
-        return torch.cat(parts, 1)
+            parts.append(model.log_likelihood(theta, data.x, data.y).mT)
+        return torch.cat(parts, 2)
     head = model.head
     groups = feature_draws
     each = -(-draws // groups)
@@ -56,7 +58,7 @@ def log_likelihoods(
     split = head.weight.stop - head.weight.start
     weight = heads[..., :split].unflatten(-1, (model.outputs, head.width))  # [C, S, out, h]
     bias = heads[..., split:]  # [C, S, out]
-    result = torch.empty(clients, groups * each, n, device=pi.device, dtype=pi.dtype)
+    result = torch.empty(clients, n, groups * each, device=pi.device, dtype=pi.dtype)
     y = data.y.unsqueeze(2)
     for f in range(groups):
         mine = slice(f * each, (f + 1) * each)
@@ -66,18 +68,18 @@ def log_likelihoods(
             weight[:, mine].flatten(1, 2).mT,
         )  # [C, n, each out]
         output = output.unflatten(-1, (each, model.outputs))  # [C, n, each, out], contiguous
-        result[:, mine] = model.likelihood.log_prob(theta[:, f : f + 1], output, y).mT
-    return result[:, :draws]
+        result[..., mine] = model.likelihood.log_prob(theta[:, f : f + 1], output, y)
+    return result[..., :draws]
 
 
 def potentials(log_p: Tensor, mask: Tensor) -> Tensor:
-    """Phi [C, S, n] of Eq. 4 from log-likelihoods; columns of padding are zero."""
-    centred = log_p - log_p.mean(1, keepdim=True)
-    return centred.mul_(mask.unsqueeze(1)).mul_(log_p.shape[1] ** -0.5)
+    """g [C, n, S] of Eq. 4 from log-likelihoods; rows of padding are zero."""
+    centred = log_p - log_p.mean(-1, keepdim=True)
+    return centred.mul_(mask.unsqueeze(-1)).mul_(log_p.shape[-1] ** -0.5)
 
 
-def relative_error(phi: Tensor, w: Tensor) -> Tensor:
+def relative_error(g: Tensor, w: Tensor) -> Tensor:
     """||y - Phi w||^2 / ||y||^2 with y = Phi 1: [C]. On fresh draws, the coreset's quality."""
-    y = phi.sum(-1)
-    residual = y - torch.bmm(phi, w.unsqueeze(-1)).squeeze(-1)
+    y = g.sum(1)
+    residual = y - torch.bmm(w.unsqueeze(1), g).squeeze(1)
     return residual.square().sum(-1) / y.square().sum(-1).clamp_min(torch.finfo(y.dtype).tiny)

@@ -11,45 +11,55 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from corefed.coreset import support as supports
+from corefed.coreset.nnls import nnls
+from corefed.coreset.problem import Problem
 
-def refit(
-    phi: Tensor, y: Tensor, support: Tensor, plain: Tensor, shrink: float, iterations: int = 200
-) -> Tensor:
+
+def refit(problem: Problem, support: Tensor, plain: Tensor, shrink: float) -> Tensor:
     """[C, n] weights on `support` [C, n] bool; `plain` [C] is n/k.
 
     lambda = shrink times the mean squared norm of the support's columns, so that it means the same
-    whatever the scale of the potentials. Solved by accelerated projected gradients (FISTA with
-    restarts) on the k x k Gram matrix; `shrink` > 0 makes that problem well conditioned.
+    whatever the scale of the potentials.
     """
-    k, plain = int(support.sum(-1).max()), plain.to(phi.dtype)
-    order = support.to(torch.int8).topk(k, dim=-1)
-    index, real = order.indices, order.values > 0  # [C, k]; clients with fewer points are padded
-    columns = phi.gather(2, index.unsqueeze(1).expand(-1, phi.shape[1], -1))
-    columns = columns * real.unsqueeze(1)
-    gram = torch.bmm(columns.mT, columns)
-    scale = gram.diagonal(dim1=-2, dim2=-1).sum(-1) / real.sum(-1).clamp_min(1)
-    ridge = (shrink * scale).view(-1, 1)
-    target = torch.bmm(columns.mT, y.unsqueeze(-1)).squeeze(-1) + ridge * plain.unsqueeze(-1)
-    lipschitz = _eigenvalue_bound(gram).unsqueeze(-1) + ridge
-    step = 1 / lipschitz.clamp_min(torch.finfo(y.dtype).tiny)
-    u = plain.unsqueeze(-1) * real
-    v, momentum = u, torch.ones_like(step)
-    for _ in range(iterations):
-        slope = torch.bmm(gram, v.unsqueeze(-1)).squeeze(-1) + ridge * v - target
-        u_next = ((v - step * slope).clamp_min(0.0)) * real
-        restart = ((v - u_next) * (u_next - u)).sum(-1, keepdim=True) > 0
-        momentum = torch.where(restart, 1.0, momentum)
-        following = (1 + (1 + 4 * momentum.square()).sqrt()) / 2
-        v = u_next + ((momentum - 1) / following) * (u_next - u)
-        u, momentum = u_next, following
-    return torch.zeros_like(phi[:, 0]).scatter(1, index, u)
+    if not bool(support.any()):
+        return torch.zeros_like(support, dtype=problem.y.dtype)
+    chosen = supports.from_weights(problem, support.to(problem.y.dtype))
+    x = _shrunk(chosen.gram, chosen.target, chosen.real, plain, shrink)
+    return chosen._replace(x=x).weights(problem)
 
 
-def _eigenvalue_bound(gram: Tensor) -> Tensor:
-    """[C] ||G^2||_F^{1/2}: at least the largest eigenvalue, and at most k^{1/4} times it.
+def choose_shrink(problem: Problem, support: Tensor, plain: Tensor) -> float:
+    """The shrinkage of GRID whose weights, fitted on half of the draws, do best on the other half.
 
-    Power iteration approaches that from below, and not at all from a start that G sends to 0.
+    Both halves take their turn; errors are added over clients. The support was chosen on all draws,
+    so this errs on the side of too little.
     """
-    norm = gram.square().sum((-2, -1)).sqrt().clamp_min(torch.finfo(gram.dtype).tiny)
-    unit = gram / norm.view(-1, 1, 1)
-    return norm * torch.bmm(unit, unit).square().sum((-2, -1)).pow(0.25)
+    if not bool(support.any()):
+        return 0.0
+    chosen = supports.from_weights(problem, support.to(problem.y.dtype))
+    y = problem.y.double()
+    scale = y.square().sum(-1).clamp_min(torch.finfo(y.dtype).tiny)
+    halves = [slice(0, None, 2), slice(1, None, 2)]
+    errors = []
+    for shrink in GRID:
+        error = torch.zeros_like(scale)
+        for mine, other in (halves, halves[::-1]):
+            columns = chosen.columns[..., mine]
+            gram = torch.bmm(columns, columns.mT)
+            target = torch.bmm(columns, y[:, mine].unsqueeze(-1)).squeeze(-1)
+            x = _shrunk(gram, target, chosen.real, plain, shrink)
+            left = y[:, other] - torch.bmm(x.unsqueeze(1), chosen.columns[..., other]).squeeze(1)
+            error += left.square().sum(-1)
+        errors.append(float((error / scale).sum()))
+    return GRID[min(range(len(GRID)), key=errors.__getitem__)]
+
+
+GRID = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+
+
+def _shrunk(gram: Tensor, target: Tensor, real: Tensor, plain: Tensor, shrink: float) -> Tensor:
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    ridge = shrink * diagonal.sum(-1, keepdim=True) / real.sum(-1, keepdim=True).clamp_min(1)
+    target = target + ridge * plain.to(target.dtype).unsqueeze(-1)
+    return nnls(gram + torch.diag_embed(ridge.expand_as(diagonal)), target, real)

@@ -12,13 +12,15 @@ do not beat that expectation are not used.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from corefed.bayes import gaussian
-from corefed.coreset import aiht, potentials, refit
+from corefed.coreset import potentials, refit, solvers
+from corefed.coreset.problem import problem
 from corefed.models import Model
 from corefed.rng import Streams
 from corefed.types import ClientData
@@ -45,7 +47,7 @@ class Sketch(NamedTuple):
 def stacked_potentials(
     model: Model, q: Tensor, data: ClientData, sketch: Sketch, streams: Streams, purpose: str
 ) -> Tensor:
-    """Phi [C, S, n]; with several widths, one block of rows each, scaled to ||Phi 1|| = 1."""
+    """g [C, n, S]; with several widths, a block of draws each, scaled to ||y|| = 1."""
     many = len(sketch.widths)
     draws = -(-sketch.draws // many)
     features = -(-sketch.feature_draws // many)
@@ -54,42 +56,47 @@ def stacked_potentials(
         pi = gaussian.widen(q, width)
         name = f"{purpose}/{width:g}"
         log_p = potentials.log_likelihoods(model, pi, data, draws, streams, name, features)
-        phi = potentials.potentials(log_p, data.weight > 0)
+        g = potentials.potentials(log_p, data.weight > 0)
         if many > 1:
-            norm = phi.sum(-1).norm(dim=-1).clamp_min(torch.finfo(phi.dtype).tiny)
-            phi = phi / norm.view(-1, 1, 1)
-        blocks.append(phi)
-    return torch.cat(blocks, 1)
+            norm = g.sum(1).norm(dim=-1).clamp_min(torch.finfo(g.dtype).tiny)
+            g = g / norm.view(-1, 1, 1)
+        blocks.append(g)
+    return torch.cat(blocks, -1)
 
 
-def judge(phi: Tensor, w: Tensor, k: Tensor, mask: Tensor) -> Quality:
-    """The error of w on these potentials, beside what a uniform subset of k_i points expects.
+def judge(g: Tensor, w: Tensor, k: Tensor, mask: Tensor) -> Quality:
+    """The error of w on these potentials, beside what a uniform subset of k_i points expects."""
+    n = mask.sum(-1).to(g.dtype)
+    expected = uniform_error(g.sum(1).square().sum(-1), g.square().sum((1, 2)), n, k.to(g.dtype))
+    return Quality(potentials.relative_error(g, w), expected)
 
-    Sampling k of n columns without replacement, each with weight n/k, has
-    E||y - Phi w||^2 = (n/k)(n - k)/(n - 1) sum_j ||g_j - y/n||^2.
+
+def uniform_error(y2: Tensor, squares: Tensor, n: Tensor, k: Tensor) -> Tensor:
+    """E||y - Phi w||^2 / ||y||^2 of k columns of n without replacement, each with weight n/k:
+
+    (n/k)(n - k)/(n - 1) sum_j ||g_j - y/n||^2 / ||y||^2, from ||y||^2 and the sum of ||g_j||^2.
     """
-    n = mask.sum(-1).to(phi.dtype)
-    y2 = phi.sum(-1).square().sum(-1).clamp_min(torch.finfo(phi.dtype).tiny)
-    spread = phi.square().sum((1, 2)) - y2 / n
-    k = k.to(phi.dtype)
-    expected = (n / k) * (n - k).clamp_min(0) / (n - 1).clamp_min(1) * spread
-    return Quality(potentials.relative_error(phi, w), expected / y2)
+    y2 = y2.clamp_min(torch.finfo(y2.dtype).tiny)
+    spread = squares - y2 / n
+    return (n / k) * (n - k).clamp_min(0) / (n - 1).clamp_min(1) * spread / y2
 
 
 def solve(
-    phi: Tensor,
+    g: Tensor,
     y: Tensor,
     k: Tensor,
     mask: Tensor,
     *,
-    debias: bool,
-    max_iterations: int,
+    solver: str,
+    iterations: int,
     shrink: float,
+    generators: Sequence[torch.Generator] = (),
 ) -> Tensor:
-    """Weights [C, n] by A-IHT (II with `debias`), then refitted towards n/k if `shrink` > 0."""
-    w = aiht.solve(phi, y, k, mask, debias=debias, max_iterations=max_iterations).w
-    if shrink > 0:
-        w = refit.refit(phi, y, w > 0, mask.sum(-1) / k, shrink)
+    """Weights [C, n] by a solver, then refitted towards n/k if `shrink` > 0; `uniform` has n/k."""
+    posed = problem(g, k, mask, y)
+    w = solvers.get(solver)(posed, iterations=iterations, generators=generators).w
+    if shrink > 0 and solver != "uniform":
+        w = refit.refit(posed, w > 0, mask.sum(-1) / k, shrink)
     everything = (k >= mask.sum(-1)).unsqueeze(-1)  # k = n: the coreset is the data
     return torch.where(everything, mask.to(w.dtype), w)
 

@@ -1,8 +1,8 @@
 """CoreSet-PFedBayes (Chanda, Modi, Ramakrishnan, ICLR 2024): Algorithm 1.
 
 PFedBayes in which each client trains on its Bayesian coreset: at most k = ceil(fraction n) points
-with weights w, chosen by A-IHT (Algorithm 2, `coreset/aiht.py`) so that the weighted log-likelihood
-stands in for that of all its data under its own posterior (Eqs. 3, 4 and 8).
+with weights w, chosen by a solver (Algorithm 2 is `coreset/aiht.py`) so that the weighted
+log-likelihood stands in for that of all its data under its own posterior (Eqs. 3, 4 and 8).
 
 Preset `fast` (default): no full-data branch. A client chooses its coreset anew when it has gone
 stale, and keeps it otherwise. The rule, at every check (each `check_every` local steps):
@@ -53,10 +53,13 @@ class Config(pfedbayes.Config):
     """Draws of the layers below the last that the S draws share; 0 draws every layer S times."""
     widths: tuple[float, ...] = (1.0, 4.0)
     """pi-hat is the posterior with its sigma times these; potentials of all are stacked."""
-    solver: Literal["aiht-2", "aiht"] = "aiht-2"
-    """A-IHT II (with a de-bias step) or A-IHT."""
-    max_iterations: int = 100
-    """Iterations of the solver, at most."""
+    solver: Literal[
+        "exchange", "omp", "omp-block", "aiht-2", "aiht", "iht", "giga", "frank-wolfe",
+        "uniform", "uniform-refit",
+    ] = "aiht-2"  # fmt: skip
+    """How the coreset is solved for; `docs/coresets.md` compares them."""
+    max_iterations: int = 0
+    """Iterations of the solver, at most; 0 takes the solver's own bound."""
     shrink: float = 0.01
     """Ridge of the refit that pulls weights towards n/k, relative to the potentials; 0: none."""
     refresh_every: int = 100
@@ -183,8 +186,8 @@ def choose(
     """A coreset for each client from draws around its posterior q: weights [C, n] (Eqs. 3, 4)."""
     mask = data.weight > 0
     k = subset_size(data.size, config.fraction)
-    phi = selection.stacked_potentials(model, q, data, _sketch(config, draws), streams, "coreset")
-    return _solve(config, phi, phi.sum(-1), k, mask)
+    g = selection.stacked_potentials(model, q, data, _sketch(config, draws), streams, "coreset")
+    return _solve(config, g, g.sum(1), k, mask, streams)
 
 
 def quality_of(
@@ -192,8 +195,8 @@ def quality_of(
 ) -> selection.Quality:
     """How well w stands in for all data on fresh draws around q."""
     sketch = selection.Sketch(config.widths, config.check_draws, config.feature_draws // 2)
-    phi = selection.stacked_potentials(model, q, data, sketch, streams, "check")
-    return selection.judge(phi, w, subset_size(data.size, config.fraction), data.weight > 0)
+    g = selection.stacked_potentials(model, q, data, sketch, streams, "check")
+    return selection.judge(g, w, subset_size(data.size, config.fraction), data.weight > 0)
 
 
 def coreset_opt_update(
@@ -209,10 +212,10 @@ def coreset_opt_update(
     """CoresetOptUpdate of Algorithm 1: w minimising KL(q_w || q) + ||y - Phi w||^2 (Eq. 8)."""
     mask = data.weight > 0
     k = subset_size(data.size, config.fraction)
-    phi = selection.stacked_potentials(
+    g = selection.stacked_potentials(
         model, working["q"], data, _sketch(config, draws), streams, "coreset"
     )
-    y = phi.sum(-1)
+    y = g.sum(1)
 
     def client_update(weight: Tensor) -> Tree:
         """R steps from the round's start, on fresh copies and with the same draws each time."""
@@ -229,17 +232,17 @@ def coreset_opt_update(
     settled = torch.zeros_like(previous, dtype=torch.bool)
     for _ in range(config.outer):  # repeat
         coreset = client_update(w)
-        misfit = (y - torch.bmm(phi, w.unsqueeze(-1)).squeeze(-1)).square().sum(-1)
+        misfit = (y - torch.bmm(w.unsqueeze(1), g).squeeze(1)).square().sum(-1)
         f = config.kl_weight * gaussian.kl(coreset["q"], full["q"]) + misfit
         settled |= previous.isfinite() & ((previous - f).abs() <= SETTLED * previous)
         if bool(settled.all()):  # until stop criteria met
             break
         previous = f
-        rows, target = phi, y
+        rows, target = g, y
         if config.kl_weight > 0:
             a, b = _kl_term(config, model, coreset["q"], full["q"], working["z"], data, w, streams)
-            rows, target = torch.cat([phi, a], 1), torch.cat([y, b], 1)
-        w = torch.where(settled.unsqueeze(-1), w, _solve(config, rows, target, k, mask))
+            rows, target = torch.cat([g, a.mT], 2), torch.cat([y, b], 1)
+        w = torch.where(settled.unsqueeze(-1), w, _solve(config, rows, target, k, mask, streams))
     return w
 
 
@@ -265,12 +268,15 @@ def _kl_term(
     return root * a, root * b
 
 
-def _solve(config: Config, phi: Tensor, y: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+def _solve(
+    config: Config, g: Tensor, y: Tensor, k: Tensor, mask: Tensor, streams: Streams
+) -> Tensor:
     return selection.solve(
-        phi, y, k, mask,
-        debias=config.solver == "aiht-2",
-        max_iterations=config.max_iterations,
+        g, y, k, mask,
+        solver=config.solver,
+        iterations=config.max_iterations,
         shrink=config.shrink,
+        generators=streams.generators("solver", host=True),
     )  # fmt: skip
 
 
@@ -342,24 +348,24 @@ def algorithm_1(
             streams = Streams([Who(seed, i)], t)
             k, mask = subset_size(data.size, config.fraction), data.weight > 0
             draws = _groups(config, torch.ones(1), data)[0][1]
-            phi = selection.stacked_potentials(
+            g = selection.stacked_potentials(
                 model, qs[i].detach(), data, _sketch(config, draws), streams, "coreset"
             )
-            y = phi.sum(-1)
+            y = g.sum(1)
             w, previous = torch.zeros_like(data.weight), None
             q_full, _, _ = client_update(i, data.weight, streams.restart())
             for _ in range(config.outer):  # repeat
                 q_w, _, _ = client_update(i, w, streams.restart())
                 f = float(config.kl_weight * gaussian.kl(q_w, q_full))
-                f += float((y - phi[0] @ w[0]).square().sum())
+                f += float((y - w[0] @ g[0]).square().sum())
                 if previous is not None and abs(previous - f) <= SETTLED * previous:
                     break
                 previous = f
-                rows, target = phi, y
+                rows, target = g, y
                 if config.kl_weight > 0:
                     a, b = _kl_term(config, model, q_w, q_full, v.unsqueeze(0), data, w, streams)
-                    rows, target = torch.cat([phi, a], 1), torch.cat([y, b], 1)
-                w = _solve(config, rows, target, k, mask)  # Accelerated-IHT(f(w))
+                    rows, target = torch.cat([g, a.mT], 2), torch.cat([y, b], 1)
+                w = _solve(config, rows, target, k, mask, streams)  # Accelerated-IHT(f(w))
             q, z, memory = client_update(i, w, streams.restart())
             uploads.append(z[0])
             weights.append(w[0])

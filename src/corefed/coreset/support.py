@@ -1,0 +1,140 @@
+"""A set of chosen points that grows and shrinks, with what a refit of its weights needs.
+
+Columns, Gram matrix and products with y of the chosen points are kept in float64 and extended by
+the points that join, so that no product with all of Phi is made to refit. Clients have different
+numbers of points: slots beyond a client's own are marked in `real` and hold weight 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from corefed.coreset.nnls import RIDGE, nnls
+from corefed.coreset.problem import Problem
+
+
+class Support(NamedTuple):
+    at: Tensor  # [C, m] which points
+    real: Tensor  # [C, m] bool
+    columns: Tensor  # [C, m, S] g_j, zero where not real
+    gram: Tensor  # [C, m, m]
+    target: Tensor  # [C, m] <g_j, y>
+    x: Tensor  # [C, m] weights
+
+    @property
+    def size(self) -> Tensor:
+        """[C] points of positive weight."""
+        return (self.x > 0).sum(-1)
+
+    def residual(self, problem: Problem) -> Tensor:
+        """y - Phi w, [C, S] in float64."""
+        return problem.y.double() - torch.bmm(self.x.unsqueeze(1), self.columns).squeeze(1)
+
+    def weights(self, problem: Problem) -> Tensor:
+        """w [C, n] in the potentials' precision."""
+        w = torch.zeros_like(problem.mask, dtype=self.x.dtype)
+        return w.scatter_add_(1, self.at, self.x * self.real).to(problem.y.dtype)
+
+
+def empty(problem: Problem) -> Support:
+    clients, _, rows = problem.points.shape
+    none = torch.zeros(clients, 0, dtype=torch.float64, device=problem.y.device)
+    columns, gram = none.unsqueeze(-1).expand(-1, -1, rows), none.unsqueeze(1).expand(-1, 0, -1)
+    return Support(none.long(), none.bool(), columns, gram, none, none)
+
+
+def from_weights(problem: Problem, w: Tensor) -> Support:
+    """The points where w [C, n] is positive, with those weights."""
+    most = int((w > 0).sum(-1).max())
+    if most == 0:
+        return empty(problem)
+    top = w.topk(most, dim=-1)
+    chosen = joined(empty(problem), problem, top.indices, top.values > 0)
+    return chosen._replace(x=top.values.double() * chosen.real)
+
+
+def joined(support: Support, problem: Problem, index: Tensor, real: Tensor) -> Support:
+    """The support with further points [C, m], of weight 0 so far."""
+    columns = problem.points.gather(index).double() * real.unsqueeze(-1)
+    cross = torch.bmm(columns, support.columns.mT)  # [C, new, old]
+    corner = torch.bmm(columns, columns.mT)
+    gram = torch.cat([torch.cat([support.gram, cross.mT], 2), torch.cat([cross, corner], 2)], 1)
+    target = torch.bmm(columns, problem.y.double().unsqueeze(-1)).squeeze(-1)
+    return Support(
+        torch.cat([support.at, index], 1),
+        torch.cat([support.real, real], 1),
+        torch.cat([support.columns, columns], 1),
+        gram,
+        torch.cat([support.target, target], 1),
+        torch.cat([support.x, torch.zeros_like(target)], 1),
+    )
+
+
+def refitted(support: Support) -> Support:
+    """The same points with the weights of non-negative least squares."""
+    if not support.at.shape[1]:
+        return support
+    return support._replace(x=nnls(support.gram, support.target, support.real, support.x))
+
+
+def kept(support: Support, keep: Tensor) -> Support:
+    """Only the points in `keep` [C, m], moved to the front; slots that no client needs go."""
+    keep = keep & support.real
+    width = int(keep.sum(-1).max()) if keep.shape[1] else 0
+    order = keep.to(torch.int8).topk(width, dim=-1)
+    slot, real = order.indices, order.values > 0
+    columns = support.columns.take_along_dim(slot.unsqueeze(-1), 1) * real.unsqueeze(-1)
+    gram = support.gram.take_along_dim(slot.unsqueeze(-1), 1).take_along_dim(slot.unsqueeze(1), 2)
+    gram = gram * (real.unsqueeze(-1) & real.unsqueeze(1))
+    return Support(
+        support.at.gather(1, slot),
+        real,
+        columns,
+        gram,
+        support.target.gather(1, slot) * real,
+        support.x.gather(1, slot) * real,
+    )
+
+
+def removal_costs(support: Support) -> Tensor:
+    """[C, m] how much f grows when a point goes and the others are fitted again: x_j^2 / (G^-1)_jj,
+    exact while no other weight meets 0. Infinite where there is no weight to remove."""
+    free = support.x > 0
+    unit = torch.where(free, support.gram.diagonal(dim1=-2, dim2=-1), 1.0).sqrt()
+    system = torch.where(free.unsqueeze(-1) & free.unsqueeze(-2), support.gram, 0.0)
+    system = system / unit.unsqueeze(-1) / unit.unsqueeze(-2)
+    system.diagonal(dim1=-2, dim2=-1).add_(torch.where(free, RIDGE, 1.0))
+    inverse = torch.linalg.inv_ex(system).inverse.diagonal(dim1=-2, dim2=-1)
+    cost: Tensor = (support.x * unit).square() / inverse.clamp_min(1.0)  # at least 1 in units
+    return cost.masked_fill(~free, torch.inf)
+
+
+def candidates(problem: Problem, support: Support, room: Tensor) -> tuple[Tensor, Tensor]:
+    """The points that would lower f most on their own, at most room_i [C] of them: index and real.
+
+    Adding g_j with weight x lowers f by 2 x <r, g_j> - x^2 ||g_j||^2. The best x is
+    <r, g_j> / ||g_j||^2, without bound for the many points that say next to nothing; what no point
+    can stand for is more than CAP uniform weights, so x is capped there.
+    """
+    squares = problem.points.squares()
+    r = support.residual(problem).to(problem.y.dtype)
+    slope = problem.points.correlate(r)
+    size = problem.mask.sum(-1, keepdim=True)
+    cap = CAP * size / problem.k.clamp_min(1).unsqueeze(-1)
+    x = (slope / squares.clamp_min(torch.finfo(squares.dtype).tiny)).clamp_min(0.0).minimum(cap)
+    gain = x * (2 * slope - x * squares)
+    taken = torch.zeros_like(gain).scatter_add_(1, support.at, support.real.to(gain.dtype))
+    gain = gain.masked_fill((taken > 0) | ~problem.mask, -1.0)
+    top = gain.topk(min(int(room.max()), gain.shape[-1]), dim=-1)
+    place = torch.arange(top.values.shape[-1], device=gain.device)
+    # Below this a gain is rounding: of the products with r, and of r itself where f has vanished.
+    noise = r.shape[-1] * torch.finfo(r.dtype).eps ** 2 * r.square().sum(-1, keepdim=True)
+    enough = noise.maximum(1e-20 * problem.y.square().sum(-1, keepdim=True))
+    return top.indices, (top.values > enough) & (place < room.unsqueeze(-1))
+
+
+CAP = 10.0
+"""Uniform weights n/k that a single point may stand for when it is judged."""

@@ -1,0 +1,43 @@
+"""k points at random: with weights n/k, what every coreset must beat, or with fitted weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from corefed.coreset.problem import Problem, Solution
+from corefed.coreset.refit import refit
+
+
+def solve(
+    problem: Problem, *, iterations: int = 0, generators: Sequence[torch.Generator] = ()
+) -> Solution:
+    chosen = subset(problem, generators)
+    size = problem.mask.sum(-1, keepdim=True)
+    w = chosen * (size / problem.k.clamp_min(1).unsqueeze(-1)).to(problem.y.dtype)
+    return Solution(w, problem.objective(w), 1, torch.ones_like(problem.k, dtype=torch.bool))
+
+
+def solve_refitted(
+    problem: Problem, *, iterations: int = 0, generators: Sequence[torch.Generator] = ()
+) -> Solution:
+    """The weights that fit best on a random support, without shrinkage."""
+    chosen = subset(problem, generators)
+    plain = problem.mask.sum(-1) / problem.k.clamp_min(1)
+    w = refit(problem, chosen, plain, 0.0)
+    return Solution(w, problem.objective(w), 1, torch.ones_like(problem.k, dtype=torch.bool))
+
+
+def subset(problem: Problem, generators: Sequence[torch.Generator]) -> Tensor:
+    """[C, n] bool: k_i real points of each client, every set equally likely. Drawn on the CPU, so
+    that a GPU takes the same points; without generators, from seed 0."""
+    n = problem.mask.shape[-1]
+    if not generators:
+        generators = [torch.Generator().manual_seed(0) for _ in problem.k]
+    score = torch.stack([torch.rand(n, generator=g, dtype=torch.float64) for g in generators])
+    score = score.to(problem.mask.device).masked_fill(~problem.mask, -1.0)
+    index = score.topk(problem.most, dim=-1).indices
+    wanted = torch.arange(problem.most, device=score.device) < problem.k.unsqueeze(-1)
+    return torch.zeros_like(problem.mask).scatter(-1, index, wanted)
