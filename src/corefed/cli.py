@@ -15,6 +15,7 @@ import click
 import typer
 
 from corefed import __version__
+from corefed.coreset.solvers import DEFAULT, SOLVERS
 from corefed.errors import UserError
 from corefed.methods.registry import METHODS
 
@@ -40,6 +41,20 @@ corefed run --config experiment.toml --set zeta=10 --set hidden=200,100
 corefed run --resume runs/random — after a crash or Ctrl-C; ends as if it had never stopped.
 
 Settings without a flag are given by --set; `corefed methods NAME` lists them all."""
+
+CORESET_EXAMPLES = """Examples:
+
+corefed coreset --data digits --size 100 — the built-in digits, a small network.
+
+corefed coreset --data mnist --size 1% --out runs/mnist-coreset
+
+corefed coreset --data npz:points.npz --size 500 --model logistic — arrays X and y of a file.
+
+corefed coreset --data digits --size 100 --solver aiht-2 --draws 400 --json
+
+Solvers:
+
+""" + "\n\n".join(f"{name}: {entry.description}." for name, entry in SOLVERS.items())
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
 Names = ", ".join(METHODS)
@@ -95,6 +110,54 @@ def run(
     from corefed.running import execute
 
     code = execute(config, given, assignments or [], out=out, resume=resume, quiet=quiet, json=json)
+    raise typer.Exit(code)
+
+
+@app.command(epilog=CORESET_EXAMPLES)
+def coreset(
+    data: Annotated[
+        str, typer.Option(help="A data set (see `corefed datasets`), or npz:PATH with X and y.")
+    ],
+    size: Annotated[str, typer.Option(help="Points to keep: 500, or 0.05 or 5% of them.")],
+    solver: Annotated[str, typer.Option(help="One of the solvers below.")] = DEFAULT,
+    model: Annotated[str, typer.Option(help="auto, mlp, logistic, poisson or linear.")] = "auto",
+    hidden: Annotated[int, typer.Option(help="Width of the network's hidden layer, or 0.")] = 100,
+    steps: Annotated[int, typer.Option(help="Training steps of the network's posterior.")] = 1000,
+    draws: Annotated[
+        int,
+        typer.Option(
+            help="Draws to fit on; 0 takes four times the size, at least 400 (a network: 1000)."
+        ),
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where data lie, before $COREFED_DATA and the cache.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write; runs/coreset-<data>-<time> by default.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")] = False,
+    json: Json = False,
+) -> None:
+    """Choose a weighted subset that stands in for all data: indices, weights, how good it is."""
+    from corefed.building import execute
+
+    code = execute(
+        data,
+        size,
+        solver=solver,
+        model=model,
+        hidden=hidden,
+        steps=steps,
+        draws=draws,
+        seed=seed,
+        device=device,
+        data_dir=data_dir,
+        out=out,
+        json=json,
+        quiet=quiet,
+    )
     raise typer.Exit(code)
 
 
@@ -179,24 +242,44 @@ def datasets(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="The benchmark, e.g. runtime.")],
+    name: Annotated[str, typer.Argument(help="runtime, coreset, solvers or million.")],
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for the figures.")] = None,
+    scale: Annotated[str, typer.Option(help="Of solvers and million: quick or paper.")] = "paper",
+    page: Annotated[
+        Path | None, typer.Option(help="Of solvers: a Markdown page to put the tables into.")
+    ] = None,
 ) -> None:
-    """Measure speed and memory on this machine."""
-    import_module("corefed.bench").main(name, device=device, out=out)
+    """Measure speed, memory and (solvers) quality on this machine."""
+    _check_scale(scale)
+    import_module("corefed.bench").main(name, device=device, out=out, scale=scale, page=page)
 
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="The table or figure.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="shards-medium, shards-large, grid, solvers, figure2, figure3, glm."),
+    ],
     scale: Annotated[str, typer.Option(help="quick or paper.")] = "quick",
     out: Annotated[Path | None, typer.Option(help="Folder for the runs.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Of figure2: a CSV or array of latitude, longitude and price."),
+    ] = None,
+    postcodes: Annotated[
+        Path | None,
+        typer.Option(help="Of figure2: where postcodes are, for a Land Registry price-paid CSV."),
+    ] = None,
 ) -> None:
     """Run the experiments behind a table or figure again."""
+    _check_scale(scale)
+    import_module("corefed.reproduce").main(name, scale, out, data, postcodes)
+
+
+def _check_scale(scale: str) -> None:
     if scale not in ("quick", "paper"):
         raise UserError(f"scale is {scale!r}; it must be 'quick' or 'paper'.")
-    import_module("corefed.reproduce").main(name, scale, out)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,34 @@
+"""Bayesian coresets: a small weighted subset whose log-likelihood stands in for all data's.
+
+`build` makes one for any PyTorch model, `Coreset` is what it makes, `SOLVERS` are the ways to it.
+Importing this package costs nothing: the names below are fetched, and torch with them, when they
+are first used. (`build` lives in `engine.py`: a module of the same name would shadow it.)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from corefed.coreset.coreset import Coreset as Coreset
+    from corefed.coreset.coreset import Diagnostics as Diagnostics
+    from corefed.coreset.coreset import WeightedSubset as WeightedSubset
+    from corefed.coreset.draws import MeanField as MeanField
+    from corefed.coreset.engine import build as build
+    from corefed.coreset.solvers import DEFAULT as DEFAULT
+    from corefed.coreset.solvers import SOLVERS as SOLVERS
+
+_EXPORTS = {
+    "Coreset": "corefed.coreset.coreset",
+    "Diagnostics": "corefed.coreset.coreset",
+    "WeightedSubset": "corefed.coreset.coreset",
+    "MeanField": "corefed.coreset.draws",
+    "build": "corefed.coreset.engine",
+    "DEFAULT": "corefed.coreset.solvers",
+    "SOLVERS": "corefed.coreset.solvers",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'corefed.coreset' has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)

@@ -1,0 +1,64 @@
+"""Draws of a network that share its lower layers: many draws of the head for one forward pass.
+
+A coreset of k points wants S >= 2k draws, and all of them through a network of 784-100-10 cost 78
+times what their heads alone cost. So S draws take B of everything below the last linear layer, each
+with S / B draws of that layer, as `potentials.py` does inside the federated method. Each draw has
+the posterior's distribution; those that share a body are correlated, which makes the error on the
+fitted draws a little too good, and the fresh ones have bodies of their own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from corefed.bayes import gaussian
+from corefed.models import Model
+
+BODIES = 50
+"""Draws of the lower layers: their part of the Gram matrix comes out smaller by 1 - 1/50."""
+
+
+class SharedBodies:
+    """A mean-field posterior v [2, P] of a model with a head, as `build` takes it: the posterior
+    (`sample`) and the log-likelihood (a call) are one object, because draws name their bodies."""
+
+    def __init__(self, model: Model, v: Tensor) -> None:
+        assert model.head is not None
+        self.model, self.head = model, model.head
+        self.span = slice(self.head.weight.start, self.head.bias.stop)
+        self.split = self.head.weight.stop - self.head.weight.start
+        self.mean, self.scale = v[0], gaussian.sigma(v[1])
+        self.width = 2 * model.outputs  # numbers a draw and a point take: output, and log-softmax
+        self.bodies = v[:0]  # [bodies drawn so far, P]
+
+    def sample(self, shape: torch.Size) -> dict[str, Tensor]:
+        """`body` [S], the number of the body of each draw, and `head` [S, H]."""
+        draws, bodies = shape[0], min(shape[0], BODIES)
+        body = torch.arange(draws) * bodies // draws + len(self.bodies)
+        self.bodies = torch.cat([self.bodies, self._normal(bodies, slice(None))])
+        head = self._normal(draws, self.span)
+        return {"body": body.to(head), "head": head}  # exact in float32 up to 2^24
+
+    def __call__(self, theta: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return self.stacked({name: t.unsqueeze(0) for name, t in theta.items()}, x, y)[0]
+
+    def stacked(self, thetas: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """[S, b] log-likelihoods; neighbours with one body share its forward pass."""
+        numbers, counts = thetas["body"].long().unique_consecutive(return_counts=True)
+        rows = []
+        heads = thetas["head"].split(counts.tolist())
+        for number, many in zip(numbers.tolist(), heads, strict=True):
+            body = self.bodies[number].view(1, 1, -1)
+            h = self.head.features(body, x.unsqueeze(0))[0, 0]  # [b, width]
+            weight = many[:, : self.split].reshape(-1, self.head.width)  # [S out, width]
+            bias = many[:, self.split :].flatten()
+            output = torch.addmm(bias, h, weight.T)  # [b, S out]
+            output = output.unflatten(-1, (len(many), self.model.outputs))
+            rows.append(self.model.likelihood.log_prob(body[0], output, y.unsqueeze(1)))
+        return torch.cat(rows, 1).T
+
+    def _normal(self, draws: int, part: slice) -> Tensor:
+        mean, scale = self.mean[part], self.scale[part]
+        noise = torch.randn(draws, len(mean), dtype=mean.dtype)  # the same draws on every device
+        return mean + scale * noise.to(mean.device)
