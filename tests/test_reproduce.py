@@ -6,9 +6,10 @@ import pytest
 import torch
 from commands import corefed
 
-from corefed import bench, figure3, models, reproduce
+from corefed import bench, bench_solvers, figure3, models, reproduce
 from corefed.bayes.likelihood import Categorical
 from corefed.config import resolve
+from corefed.coreset.solvers import SOLVERS
 from corefed.methods import pfedbayes
 
 
@@ -100,3 +101,50 @@ def test_bench_trains_real_clients(clients):
     before = group.clients.private["q"].clone()
     group.train(clients)
     assert not torch.equal(group.clients.private["q"], before)
+
+
+def test_bench_solvers_writes_its_part_of_a_page(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"above\n{bench_solvers.BEGIN}\nold\n{bench_solvers.END}\nbelow\n")
+    arguments = ("bench", "solvers", "--scale=quick", "--device=cpu", f"--out={tmp_path / 'out'}")
+    assert corefed(*arguments, f"--page={page}").code == 0
+    text = page.read_text()
+    assert text.startswith("above\n") and text.endswith("\nbelow\n") and "old" not in text
+    figures = json.loads((tmp_path / "out" / "solvers.json").read_text())
+    assert {line["solver"] for line in figures["lines"]} == set(SOLVERS)
+    assert {line["problem"] for line in figures["lines"]} == set(bench_solvers.CASES)
+    assert (tmp_path / "out" / "solvers.png").stat().st_size > 10_000
+    once = (tmp_path / "out" / "solvers.jsonl").read_text()
+    assert corefed(*arguments, f"--page={page}").code == 0  # nothing is measured twice
+    assert (tmp_path / "out" / "solvers.jsonl").read_text() == once
+
+
+def test_bench_solvers_needs_a_page_with_marks(tmp_path):
+    (tmp_path / "page.md").write_text("no marks")
+    done = corefed("bench", "solvers", "--scale=quick", f"--page={tmp_path / 'page.md'}")
+    assert done.code == 2 and "once each" in done.err
+    assert corefed("bench", "runtime", f"--page={tmp_path / 'page.md'}").code == 2
+    assert corefed("bench", "million", "--scale=huge").code == 2
+
+
+def test_bench_million_is_linear_work_in_processes_of_its_own(tmp_path):
+    done = corefed("bench", "million", "--scale=quick", "--device=cpu", f"--out={tmp_path}")
+    assert done.code == 0
+    rows = json.loads((tmp_path / "bench-million-cpu.json").read_text())
+    assert [row["n"] for row in rows] == [2000, 4000, 4000]
+    assert [row["potentials in"] for row in rows] == ["disk", "disk", "memory"]
+    assert all(row["on fresh draws"] < row["uniform"] for row in rows)
+
+
+def test_solvers_table_has_a_row_for_each(tmp_path, monkeypatch):
+    cells = [c for c in reproduce.solver_cells("quick") if c.row in ("exchange", "full data")]
+    monkeypatch.setattr(reproduce, "solver_cells", lambda scale: iter(cells))
+    assert corefed("reproduce", "solvers", f"--out={tmp_path}").code == 0
+    text = (tmp_path / "solvers.md").read_text()
+    assert "| exchange |  | " in text and "| full data | " in text
+
+
+def test_data_is_for_figure2_alone(tmp_path):
+    done = corefed("reproduce", "grid", f"--data={tmp_path}", f"--out={tmp_path / 'x'}")
+    assert done.code == 2 and "figure2" in done.err
+    assert not (tmp_path / "x").exists()

@@ -3,6 +3,7 @@
 `runtime`: the vmap runtime on the same work as two loops over clients: our own loop runtime, which
 has the same closed-form gradients and fused updates, and the textbook's (autograd, torch.optim).
 `coreset`: a round of coreset-pfedbayes, selection included and amortised, against full data.
+`solvers` and `million` are in `bench_solvers.py` and `bench_million.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from corefed import models
+from corefed import bench_million, bench_solvers, models
 from corefed.batches import batches, noises
 from corefed.bayes import elbo, gaussian
 from corefed.bayes.likelihood import Categorical
@@ -57,12 +58,30 @@ class Federation(NamedTuple):
         return run
 
 
-def main(name: str, *, device: str = "auto", out: Path | None = None) -> None:
+def main(
+    name: str,
+    *,
+    device: str = "auto",
+    out: Path | None = None,
+    scale: str = "paper",
+    page: Path | None = None,
+) -> None:
     """Run one benchmark, print its table, and with `out` write its figures as JSON."""
-    benchmarks = {"runtime": runtime, "coreset": coreset}
-    if name not in benchmarks:
-        raise UserError(f"There is no benchmark {name!r}; there are {', '.join(benchmarks)}.")
+    benchmarks: dict[str, Callable[[torch.device], list[dict[str, Any]]]] = {
+        "runtime": runtime,
+        "coreset": coreset,
+        "million": lambda device: bench_million.million(device, scale),
+    }
+    known = [*benchmarks, "solvers"]
+    if name not in known:
+        raise UserError(f"There is no benchmark {name!r}; there are {', '.join(known)}.")
+    if page is not None and name != "solvers":
+        raise UserError(f"--page is for bench solvers; {name} prints its table.")
     where = device_for(device)
+    if name == "solvers":
+        folder = out or Path("runs") / f"bench-solvers-{where.type}-{scale}"
+        bench_solvers.main(scale, folder, Console(stderr=True), where, page)
+        return
     with Console(stderr=True).status(f"measuring {name} on {where}; this takes a few minutes"):
         rows = benchmarks[name](where)
     what = torch.cuda.get_device_name(where) if where.type == "cuda" else "CPU"

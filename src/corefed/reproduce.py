@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from corefed import figure3, record, report
+from corefed import figure2, figure3, glm, record, report
 from corefed.config import resolve
+from corefed.coreset.solvers import SOLVERS
 from corefed.errors import UserError
 from corefed.runtime import rounds
 
 Flags = dict[str, object]
+Reproduce = Callable[[str, str, Path, Console], None]  # name, scale, folder, where to tell
 
 
 class Cell(NamedTuple):
@@ -29,16 +31,27 @@ class Cell(NamedTuple):
     flags: Flags
 
 
-def main(name: str, scale: str, out: Path | None) -> None:
+def main(
+    name: str,
+    scale: str,
+    out: Path | None,
+    data: Path | None = None,
+    postcodes: Path | None = None,
+) -> None:
     """Run what `name` needs, then write `NAME.md`, and pictures where it has them."""
-    names: dict[str, Callable[[str, str, Path, Console], None]] = {
+    names: dict[str, Reproduce] = {
         "shards-medium": _shards,
         "shards-large": _shards,
         "grid": _grid,
+        "solvers": _solvers,
+        "figure2": _figure2(data, postcodes),
         "figure3": figure3.reproduce,
+        "glm": glm.reproduce,
     }
     if name not in names:
         raise UserError(f"There is no table or figure {name!r}; there are {', '.join(names)}.")
+    if name != "figure2" and (data is not None or postcodes is not None):
+        raise UserError(f"--data and --postcodes are for figure2; {name} has its own data.")
     folder = out or Path("runs") / f"reproduce-{name}-{scale}"
     folder.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
@@ -118,6 +131,9 @@ def _markdown(
     for row in rows:
         cells = []
         for column in columns:
+            if (row, column) not in found:
+                cells.append("")
+                continue
             value = found[row, column]["metrics"][metric]
             mean, std = factor * value["mean"], factor * value["std"]
             cells.append(f"{mean:.{digits}f} ± {std:.{digits}f}")
@@ -152,15 +168,51 @@ def _curves(cells: list[Cell], folder: Path, path: Path) -> None:
 
 
 def _held_out(found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
-    lines = ["| | data | error on fresh draws | refreshes a client |", "|---|---|---|---|"]
+    lines = ["| | data | error on fresh draws | refreshes a client | s/round |", "|---" * 5 + "|"]
     for (row, column), summary in found.items():
         figures = summary["coreset"]
         if "held_out_error" in figures:
             lines.append(
                 f"| {row} | {column} | {figures['held_out_error']:.3f} | "
-                f"{figures['refreshes']:.1f} |"
+                f"{figures['refreshes']:.1f} | {summary['cost']['seconds_per_round']:.3f} |"
             )
     return lines
+
+
+# --- solvers: what the choice of solver does to accuracy ------------------------------------------
+
+
+def solver_cells(scale: str) -> Iterator[Cell]:
+    """shards-medium as above, one row a solver, beside full data and redrawn random subsets."""
+    settings: Flags = {"partition": "shards-medium", "zeta": 1.0, "evaluate_every": 50}
+    settings |= {"rounds": 100, "seeds": (0, 1, 2)} if scale == "paper" else {"rounds": 2}
+    settings |= {"checkpoint_every": 20}
+    names = [name for name in SOLVERS if name != "sparse-vi"]  # needs a posterior at every step
+    for data in ("mnist", "fashion-mnist") if scale == "paper" else ("digits",):
+        yield Cell("full data", data, {"data": data, **settings, "method": "pfedbayes"})
+        for percent in (10, 50):
+            column = f"{data} {percent} %"
+            own = {"data": data, **settings, "fraction": percent / 100}
+            for name in names:
+                yield Cell(name, column, {**own, "method": "coreset-pfedbayes", "solver": name})
+            redrawn = {**own, "method": "random-subset", "redraw_every": 100}
+            yield Cell("random redrawn", column, redrawn)
+
+
+def _solvers(name: str, scale: str, folder: Path, console: Console) -> None:
+    found = {(c.row, c.column): trained(c, folder, console) for c in solver_cells(scale)}
+    text = []
+    for metric in ("personal_accuracy", "global_accuracy"):
+        text += [f"**{metric.replace('_', ' ')} (%)**", "", *_markdown(found, metric), ""]
+    text += ["**personal NLL**", "", *_markdown(found, "personal_nll", 1.0), ""]
+    text += ["**error of the coreset on fresh draws, seconds a round**", "", *_held_out(found), ""]
+    (folder / "solvers.md").write_text("\n".join(text))
+
+
+def _figure2(data: Path | None, postcodes: Path | None) -> Reproduce:
+    return lambda name, scale, folder, console: figure2.reproduce(
+        name, scale, folder, console, data, postcodes
+    )
 
 
 # --- grid: a coreset run never falls below a random subset ----------------------------------------
