@@ -1,10 +1,12 @@
-"""Block matching pursuit, then exchanges: the default.
+"""Forward selection in blocks, then exchanges: the default.
 
-Pursuit never takes a choice back, and its early points were chosen while most of y was still
-unexplained. So after it, m points join, all weights are fitted anew, the points whose loss would
-cost least go, and the rest are fitted again; what lowers f is kept. When no exchange of m helps, m
-is halved; when the best single candidate does not, it has ended. f falls at every step that is
-kept, so it is never above that of the pursuit it started from.
+Points join by how much they lower f when the weights of all chosen points follow
+(`support.joined_best`), k/20 at a time. Forward selection never takes a choice back, and its early
+points were chosen while most of y was unexplained. So after it, m points join, all weights are
+fitted anew, the points whose loss would cost least go, and the rest are fitted again; what lowers f
+is kept. When neither the m best candidates nor the next m help, m is halved; when that is so of
+single points, it has ended. f falls at every step that is kept, so it is never above that of the
+selection it started from.
 """
 
 from __future__ import annotations
@@ -14,38 +16,57 @@ from collections.abc import Sequence
 import torch
 
 from corefed.coreset import support
-from corefed.coreset.omp import BLOCKS, pursue
+from corefed.coreset.omp import BLOCKS
 from corefed.coreset.problem import Problem, Solution, norm2
 
-ITERATIONS = 60
+ITERATIONS = 200
 WORTH = 1e-3
-"""An exchange must lower f by this part of it, or m is halved."""
+"""An exchange must lower f by this part of it to be kept."""
+TRIES = 2
+"""Sets of candidates tried at one m."""
 
 
 def solve(
     problem: Problem, *, iterations: int = 0, generators: Sequence[torch.Generator] = ()
 ) -> Solution:
-    k = problem.k
-    chosen, started, _ = pursue(problem, -(-k // BLOCKS), 0)
+    k, most = problem.k, iterations or ITERATIONS
+    chosen, started = forward(problem)
     f = norm2(chosen.residual(problem))
-    swaps = -(-k // 4)
-    iteration, most = 0, iterations or ITERATIONS
+    swaps, tried = -(-k // 4), torch.zeros_like(k)
+    iteration = 0
     while iteration < most and bool((swaps > 0).any()):
         iteration += 1
-        index, real = support.candidates(problem, chosen, (k - chosen.size) + swaps)
-        grown = support.refitted(support.joined(chosen, problem, index, real))
-        costs = support.removal_costs(grown)
-        rank = costs.argsort(-1).argsort(-1)
+        room = (k - chosen.size + swaps).masked_fill(swaps <= 0, 0)
+        grown = support.refitted(support.joined_best(problem, chosen, room, tried * swaps))
+        rank = support.removal_costs(grown).argsort(-1).argsort(-1)
         surplus = (grown.size - k).clamp_min(0).unsqueeze(-1)
-        pruned = support.kept(grown, (grown.x > 0) & (rank >= surplus))
-        pruned = support.refitted(pruned)
+        pruned = support.refitted(support.kept(grown, (grown.x > 0) & (rank >= surplus)))
         f_new = norm2(pruned.residual(problem))
-        worth = f_new < (1 - WORTH) * f
+        worth = (f_new < (1 - WORTH) * f) & (swaps > 0)
         chosen = _where(worth, pruned, chosen)
         f = torch.where(worth, f_new, f)
-        swaps = torch.where(worth, swaps, swaps // 2)
+        tried = torch.where(worth, 0, tried + 1)
+        spent = tried >= TRIES
+        swaps, tried = torch.where(spent, swaps // 2, swaps), tried.masked_fill(spent, 0)
     w = chosen.weights(problem)
     return Solution(w, problem.objective(w), started + iteration, swaps <= 0)
+
+
+def forward(problem: Problem) -> tuple[support.Support, int]:
+    """k points in blocks of k/20, fewer where no further point helps, and the steps it took."""
+    k = problem.k
+    block, none = -(-k // BLOCKS), torch.zeros_like(k)
+    chosen, done = support.empty(problem), k <= 0
+    step = 0
+    while step < 3 * problem.most and not bool(done.all()):
+        step += 1
+        room = torch.minimum(block, k - chosen.size).masked_fill(done, 0)
+        before = norm2(chosen.residual(problem))
+        grown = support.refitted(support.joined_best(problem, chosen, room, none))
+        stuck = norm2(grown.residual(problem)) >= before  # none joined, or rounding is all there is
+        chosen = support.kept(grown, grown.x > 0)
+        done = done | stuck | (chosen.size >= k)
+    return chosen, step
 
 
 def _where(take: torch.Tensor, new: support.Support, old: support.Support) -> support.Support:

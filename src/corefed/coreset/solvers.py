@@ -20,7 +20,7 @@ class Entry(NamedTuple):
 
 SOLVERS: dict[str, Entry] = {
     "exchange": Entry(
-        "exchange", "solve", "block matching pursuit, then exchanges of points while they help"
+        "exchange", "solve", "forward selection in blocks, then exchanges of points while they help"
     ),
     "omp": Entry(
         "omp", "solve", "orthogonal matching pursuit with a non-negative refit, a point at a time"

@@ -103,13 +103,19 @@ def removal_costs(support: Support) -> Tensor:
     """[C, m] how much f grows when a point goes and the others are fitted again: x_j^2 / (G^-1)_jj,
     exact while no other weight meets 0. Infinite where there is no weight to remove."""
     free = support.x > 0
-    unit = torch.where(free, support.gram.diagonal(dim1=-2, dim2=-1), 1.0).sqrt()
-    system = torch.where(free.unsqueeze(-1) & free.unsqueeze(-2), support.gram, 0.0)
-    system = system / unit.unsqueeze(-1) / unit.unsqueeze(-2)
-    system.diagonal(dim1=-2, dim2=-1).add_(torch.where(free, RIDGE, 1.0))
+    system, unit = _system(support, free, RIDGE)
     inverse = torch.linalg.inv_ex(system).inverse.diagonal(dim1=-2, dim2=-1)
     cost: Tensor = (support.x * unit).square() / inverse.clamp_min(1.0)  # at least 1 in units
     return cost.masked_fill(~free, torch.inf)
+
+
+def _system(support: Support, free: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """The Gram matrix of the free points in units of their norms, I for the others; the units."""
+    unit = torch.where(free, support.gram.diagonal(dim1=-2, dim2=-1), 1.0).sqrt()
+    system = torch.where(free.unsqueeze(-1) & free.unsqueeze(-2), support.gram, 0.0)
+    system = system / unit.unsqueeze(-1) / unit.unsqueeze(-2)
+    system.diagonal(dim1=-2, dim2=-1).add_(torch.where(free, ridge, 1.0))
+    return system, unit
 
 
 def candidates(problem: Problem, support: Support, room: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,5 +142,38 @@ def candidates(problem: Problem, support: Support, room: Tensor) -> tuple[Tensor
     return top.indices, (top.values > enough) & (place < room.unsqueeze(-1))
 
 
+def joined_best(problem: Problem, support: Support, room: Tensor, skip: Tensor) -> Support:
+    """The support with room_i [C] further points, those that lower f most when the weights of all
+    others follow; the skip_i best are passed over.
+
+    With the others refitted only the part of g_j outside their span counts: the drop is
+    <r, g_j>^2 / ||(I - P) g_j||^2, in place of ||g_j||^2 (orthogonal least squares; weights capped
+    as in `candidates`, the bound at 0 of the others left aside). That is computed for a shortlist.
+    """
+    index, real = candidates(problem, support, SHORTLIST * (room + skip) + 64)
+    old = support.at.shape[1]
+    wide = joined(support, problem, index, real)
+    free = support.x > 0
+    system, unit = _system(support, free, SAFE)
+    cross = wide.gram[:, :old, old:] * free.unsqueeze(-1) / unit.unsqueeze(-1)
+    lower = torch.linalg.cholesky_ex(system).L
+    inside = torch.linalg.solve_triangular(lower, cross, upper=False).square().sum(1)
+    squares = wide.gram.diagonal(dim1=-2, dim2=-1)[:, old:]
+    outside = (squares - inside).maximum(SAFE * squares).clamp_min(torch.finfo(unit.dtype).tiny)
+    new = wide.columns[:, old:]
+    slope = torch.bmm(new, support.residual(problem).unsqueeze(-1)).squeeze(-1)
+    cap = CAP * problem.mask.sum(-1, keepdim=True) / problem.k.clamp_min(1).unsqueeze(-1)
+    x = (slope / outside).clamp_min(0.0).minimum(cap.to(slope.dtype))
+    gain = (x * (2 * slope - x * outside)).masked_fill(~real, -1.0).nan_to_num(-1.0)
+    place = gain.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+    first = skip.unsqueeze(-1)
+    join = (place >= first) & (place < first + room.unsqueeze(-1)) & (gain > 0)
+    return kept(wide, torch.cat([support.real, join], 1))
+
+
+SHORTLIST = 4
+"""Candidates looked at for each that joins."""
+SAFE = 1e-10
+"""Part of a column's square that is never taken to lie in the span of others: rounding."""
 CAP = 10.0
 """Uniform weights n/k that a single point may stand for when it is judged."""
