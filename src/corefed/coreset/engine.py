@@ -90,7 +90,7 @@ def build(
     samples         draws to fit on (S); 0 takes max(4k, 400), or of a list of draws all but the
                     last fifth, which is held out
     shrink          pull of the weights towards n/k, k the points kept: 0 none; "auto" a trace
-                    (1e-8), and where S < 2k what one half of the draws says of the other
+                    (1e-8), and where S < 2k what four fifths of the draws say of the last
     device          where to compute; None is where the draws are
     chunk           points of a pass at once; 0 chooses by `memory_mb`
     store           where potentials are kept: "memory", "disk" (a file in `scratch`), "recompute"
@@ -108,7 +108,7 @@ def build(
     k = _number(size, source.n)
     fitted, fresh = _draws(posterior, k, source.n, samples, seed, where, memory)
     call = modules.function_of(log_likelihood, likelihood, noise)
-    with torch.no_grad(), ExitStack() as stack:
+    with torch.no_grad(), passes.exact_products(), ExitStack() as stack:
         x, y = next(iter(source.batches(likelihoods.PROBE)))
         move = passes.mover(where)
         function = likelihoods.prepare(call, fitted, move(x), move(y))

@@ -20,8 +20,10 @@ from corefed.coreset.omp import BLOCKS
 from corefed.coreset.problem import Problem, Solution, norm2
 
 ITERATIONS = 200
+STEPS = 10 * BLOCKS
+"""Of forward selection, which needs BLOCKS if no weight comes out 0."""
 WORTH = 1e-3
-"""An exchange must lower f by this part of it to be kept."""
+"""A step must lower f by this part of it."""
 TRIES = 2
 """Sets of candidates tried at one m."""
 
@@ -32,7 +34,9 @@ def solve(
     k, most = problem.k, iterations or ITERATIONS
     chosen, started = forward(problem)
     f = norm2(chosen.residual(problem))
-    swaps, tried = -(-k // 4), torch.zeros_like(k)
+    # Where no further point helped, f is rounding, and so is what an exchange would find.
+    swaps = (-(-k // 4)).masked_fill(chosen.size < k, 0)
+    tried = torch.zeros_like(k)
     iteration = 0
     while iteration < most and bool((swaps > 0).any()):
         iteration += 1
@@ -58,12 +62,13 @@ def forward(problem: Problem) -> tuple[support.Support, int]:
     block, none = -(-k // BLOCKS), torch.zeros_like(k)
     chosen, done = support.empty(problem), k <= 0
     step = 0
-    while step < 3 * problem.most and not bool(done.all()):
+    while step < STEPS and not bool(done.all()):
         step += 1
         room = torch.minimum(block, k - chosen.size).masked_fill(done, 0)
         before = norm2(chosen.residual(problem))
         grown = support.refitted(support.joined_best(problem, chosen, room, none))
-        stuck = norm2(grown.residual(problem)) >= before  # none joined, or rounding is all there is
+        # None joined, or as many leave as join: near an exact fit there is no end to that.
+        stuck = norm2(grown.residual(problem)) >= (1 - WORTH) * before
         chosen = support.kept(grown, grown.x > 0)
         done = done | stuck | (chosen.size >= k)
     return chosen, step

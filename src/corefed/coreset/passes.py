@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +60,18 @@ class Check(NamedTuple):
 
     total: Tensor  # [F] sum_j g_j, float64
     squares: float  # sum_j ||g_j||^2
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Products of float32 in float32, for as long as this lasts: potentials are small differences
+    of log-likelihoods, and TF32, which some GPU users switch on, keeps three digits of those."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def mover(device: torch.device) -> Callable[[Any], Any]:
@@ -159,7 +172,7 @@ def refuse_changing(work: Work, draws: Draws, points: Batch, stored: Tensor) -> 
     log_p = work.log_p(draws, few)
     slack = 1e-4 * float(log_p.abs().max()) * log_p.shape[-1] ** -0.5
     again = centred(log_p)
-    if bool(((again - stored).abs() > 0.01 * stored.abs().max() + slack).any()):
+    if bool(((again - stored).abs() > 0.1 * stored.abs().max() + slack).any()):
         raise UserError(
             "The same points had other log-likelihoods when they were read again; the data must "
             "not change between readings, so turn random augmentation off."

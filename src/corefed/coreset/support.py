@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from corefed.coreset.nnls import RIDGE, nnls
-from corefed.coreset.problem import Problem
+from corefed.coreset.problem import Problem, divide
 
 
 class Support(NamedTuple):
@@ -58,7 +58,13 @@ def from_weights(problem: Problem, w: Tensor) -> Support:
 
 def joined(support: Support, problem: Problem, index: Tensor, real: Tensor) -> Support:
     """The support with further points [C, m], of weight 0 so far."""
-    columns = problem.points.gather(index).double() * real.unsqueeze(-1)
+    return _with(support, problem, index, real, problem.points.gather(index).double())
+
+
+def _with(
+    support: Support, problem: Problem, index: Tensor, real: Tensor, columns: Tensor
+) -> Support:
+    columns = columns * real.unsqueeze(-1)
     cross = torch.bmm(columns, support.columns.mT)  # [C, new, old]
     corner = torch.bmm(columns, columns.mT)
     gram = torch.cat([torch.cat([support.gram, cross.mT], 2), torch.cat([cross, corner], 2)], 1)
@@ -143,34 +149,61 @@ def candidates(problem: Problem, support: Support, room: Tensor) -> tuple[Tensor
 
 
 def joined_best(problem: Problem, support: Support, room: Tensor, skip: Tensor) -> Support:
-    """The support with room_i [C] further points, those that lower f most when the weights of all
-    others follow; the skip_i best are passed over.
+    """The support with at most room_i [C] further points, one after the other that which lowers f
+    most when the weights of all others follow; the skip_i best to begin with are passed over.
 
-    With the others refitted only the part of g_j outside their span counts: the drop is
-    <r, g_j>^2 / ||(I - P) g_j||^2, in place of ||g_j||^2 (orthogonal least squares; weights capped
-    as in `candidates`, the bound at 0 of the others left aside). That is computed for a shortlist.
+    With the others refitted only v_j, the part of g_j outside their span, counts: the drop is
+    <r, v_j>^2 / ||v_j||^2 (orthogonal least squares; weights capped as in `candidates`, the bound
+    at 0 of the others left aside). It is known for a shortlist, whose points often say the same:
+    each that joins takes its direction out of r and of the others, and who is then left with less
+    than PART of the first one's drop does not join.
     """
     index, real = candidates(problem, support, SHORTLIST * (room + skip) + 64)
-    old = support.at.shape[1]
-    wide = joined(support, problem, index, real)
+    columns = problem.points.gather(index).double() * real.unsqueeze(-1)
+    basis = _basis(support)
+    v = columns - torch.bmm(torch.bmm(columns, basis.mT), basis)
+    r = support.residual(problem).unsqueeze(-1)
+    floor = (SAFE * columns.square().sum(-1)).clamp_min(torch.finfo(columns.dtype).tiny)
+    cap = CAP * problem.mask.sum(-1, keepdim=True) / problem.k.clamp_min(1).unsqueeze(-1)
+    least, last = torch.zeros_like(cap, dtype=v.dtype), room + skip
+    picks, joins = [], []
+    for place in range(int(last.max())):
+        outside, slope = v.square().sum(-1), torch.bmm(v, r).squeeze(-1)
+        x = (slope / outside.maximum(floor)).clamp_min(0.0).minimum(cap.to(slope.dtype))
+        gain = (x * (2 * slope - x * outside)).masked_fill(~real | (outside <= floor), 0.0)
+        best = gain.max(-1, keepdim=True)
+        join = (best.values > least) & (place < last.unsqueeze(-1))
+        if not bool(join.any()):
+            break
+        picks.append(best.indices)
+        join = join & (place >= skip.unsqueeze(-1))
+        joins.append(join)
+        real = real.scatter(-1, best.indices, False)
+        if place == 0:
+            least = PART * best.values
+        length = outside.gather(-1, best.indices).sqrt()
+        q = v.take_along_dim(best.indices.unsqueeze(-1), 1) * divide(join, length).unsqueeze(-1)
+        v = v - torch.bmm(v, q.mT) * q  # <v, r> falls by <v, q> <q, r> with it
+    if not picks:
+        return support
+    at, wanted = torch.cat(picks, 1), torch.cat(joins, 1)
+    chosen = columns.take_along_dim(at.unsqueeze(-1), 1)
+    return _with(support, problem, index.gather(1, at), wanted, chosen)
+
+
+def _basis(support: Support) -> Tensor:
+    """Orthonormal rows that span the points of positive weight: [C, m, S]."""
     free = support.x > 0
     system, unit = _system(support, free, SAFE)
-    cross = wide.gram[:, :old, old:] * free.unsqueeze(-1) / unit.unsqueeze(-1)
     lower = torch.linalg.cholesky_ex(system).L
-    inside = torch.linalg.solve_triangular(lower, cross, upper=False).square().sum(1)
-    squares = wide.gram.diagonal(dim1=-2, dim2=-1)[:, old:]
-    outside = (squares - inside).maximum(SAFE * squares).clamp_min(torch.finfo(unit.dtype).tiny)
-    new = wide.columns[:, old:]
-    slope = torch.bmm(new, support.residual(problem).unsqueeze(-1)).squeeze(-1)
-    cap = CAP * problem.mask.sum(-1, keepdim=True) / problem.k.clamp_min(1).unsqueeze(-1)
-    x = (slope / outside).clamp_min(0.0).minimum(cap.to(slope.dtype))
-    gain = (x * (2 * slope - x * outside)).masked_fill(~real, -1.0).nan_to_num(-1.0)
-    place = gain.argsort(dim=-1, descending=True, stable=True).argsort(-1)
-    first = skip.unsqueeze(-1)
-    join = (place >= first) & (place < first + room.unsqueeze(-1)) & (gain > 0)
-    return kept(wide, torch.cat([support.real, join], 1))
+    scaled = support.columns * (free / unit).unsqueeze(-1)
+    basis: Tensor = torch.linalg.solve_triangular(lower, scaled, upper=False)
+    return basis
 
 
+PART = 0.1
+"""With 0, 0.1 and 0.5 the logistic problem of `bench solvers` ends at 0.0020, 0.0018 and 0.0022 at
+k = 100; more join in a step, and there are fewer steps, the smaller it is."""
 SHORTLIST = 4
 """Candidates looked at for each that joins."""
 SAFE = 1e-10
