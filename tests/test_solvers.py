@@ -565,21 +565,28 @@ def test_candidates_are_those_that_lower_f_most() -> None:
 
 def test_who_joins_lowers_f_most_when_all_others_follow() -> None:
     """One after the other, against fitting again with each candidate: the first that is not passed
-    over, then the best beside it. No weight meets the cap in this problem."""
+    over, then the best beside it."""
     posed, chosen = supported(seed=1)
     chosen = support.kept(chosen, chosen.x > 0)
     every = torch.arange(posed.mask.shape[-1]).expand(len(posed.k), -1)
     g, y = posed.points.gather(every)[0].numpy(), posed.y[0].numpy()
     inside = chosen.at[0, chosen.real[0]].tolist()
 
+    cap = support.CAP * len(g) / 6
+
     def in_order(taken: list[int]) -> list[int]:
-        f = {}
+        before = fitted_anew(taken)[1]
+        drop = {}
         for j in set(range(len(g))) - set(taken):
-            columns = g[[*taken, j]].T
-            x = np.linalg.lstsq(columns, y, rcond=None)[0]
-            if x[-1] > 0:
-                f[j] = float(((y - columns @ x) ** 2).sum())
-        return sorted(f, key=lambda j: f[j])
+            x, f = fitted_anew([*taken, j])
+            if x[-1] > 0:  # a parabola in the weight of j, with its vertex at x[-1]
+                c = min(x[-1], cap)
+                drop[j] = (before - f) * c * (2 * x[-1] - c) / x[-1] ** 2
+        return sorted(drop, key=lambda j: -drop[j])
+
+    def fitted_anew(taken: list[int]) -> tuple[Array, float]:
+        x = np.linalg.lstsq(g[taken].T, y, rcond=None)[0]
+        return x, float(((y - g[taken].T @ x) ** 2).sum())
 
     first = in_order(inside)
     two = torch.full_like(posed.k, 2)
