@@ -157,6 +157,23 @@ def test_a_trace_of_shrinkage_costs_nothing_and_bounds_the_weights() -> None:
     assert traced.diagnostics.weight_sum < 2 * 8000
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA")
+@pytest.mark.parametrize("store", ["memory", "disk", "recompute"])
+def test_cuda_in_many_chunks_is_the_cpu(store: str) -> None:
+    """20000 points in chunks of 4096 and 500 draws of a narrow posterior: potentials are small
+    differences of log-likelihoods, to which both devices must hold."""
+    g = torch.Generator().manual_seed(0)
+    x, theta = torch.randn(20_000, 20, generator=g), torch.randn(20, generator=g)
+    data = x, (torch.rand(20_000, generator=g) < torch.sigmoid(x @ theta)).float()
+    scale = torch.full((20,), 0.01)
+    here = build(logistic, (theta, scale), data, 50, samples=500)
+    there = build(logistic, (theta.cuda(), scale.cuda()), data, 50, samples=500, store=store)
+    assert there.diagnostics.uniform_error == pytest.approx(
+        here.diagnostics.uniform_error, rel=0.01
+    )
+    assert there.diagnostics.ratio < 2 * here.diagnostics.ratio
+
+
 def test_seeds(points: tuple[Tensor, Tensor]) -> None:
     one, again = (build(logistic, POSTERIOR, points, 20, seed=3) for _ in range(2))
     assert torch.equal(one.weights, again.weights)

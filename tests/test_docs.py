@@ -22,6 +22,7 @@ from packaging.version import Version
 import corefed
 from corefed import cli, running
 from corefed.config import resolve
+from corefed.coreset import Coreset
 from corefed.methods import registry
 from corefed.runtime import rounds
 
@@ -190,9 +191,21 @@ def test_corefed_run_is_accepted(command: Command, monkeypatch: pytest.MonkeyPat
 
 def test_python_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (source,) = blocks(text, "python")
-    exec(compile(source, "README.md", "exec"), {})
+    federation, coreset = blocks(text, "python")
+    exec(compile(federation, "README.md", "exec"), {})
     assert 0 < float(capsys.readouterr().out) < 1
+    exec(compile(coreset, "README.md", "exec"), {})
+
+
+def test_a_coreset_for_a_network_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "coresets.md").read_text(encoding="utf-8")
+    (source,) = blocks(text, "python")
+    found: dict[str, object] = {}
+    exec(compile(source, "coresets.md", "exec"), found)
+    assert capsys.readouterr().out.startswith("Coreset of 90 of 1,797 points")
+    coreset = found["coreset"]
+    assert isinstance(coreset, Coreset)
+    assert coreset.diagnostics.ratio < 0.1
 
 
 @pytest.fixture

@@ -43,6 +43,9 @@ WORK = Work(steps=4, batch=8)
 TIGHT = {"rtol": 1e-8, "atol": 1e-8}
 SINGLE = {"rtol": 1e-4, "atol": 1e-5}
 SINGLE_CUDA = {"rtol": 1e-4, "atol": 1e-4}  # kernels for other shapes add in other orders
+PAPER_CUDA = {"rtol": 1e-2, "atol": 1e-2}
+"""Of preset paper: its KL rows are solves, and momentum amplifies: 1.3e-3 was seen on an H200 where
+float64 held to 1e-8."""
 
 
 # The table
@@ -493,7 +496,8 @@ def test_loop_and_vmap_agree_on_cuda(
     expected = run(method, data, chunk=1, rounds=rounds)
     for chunk in (2, len(SIZES)):
         stacked = run(method, data, chunk=chunk, rounds=rounds)
-        assert_same(stacked, expected, **(TIGHT if double else SINGLE_CUDA))
+        single = PAPER_CUDA if ("preset", "paper") in row.settings else SINGLE_CUDA
+        assert_same(stacked, expected, **(TIGHT if double else single))
 
 
 @cuda

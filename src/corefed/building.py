@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from corefed import posteriors, record
 from corefed.coreset import files, picture, solvers
 from corefed.coreset.coreset import encode
-from corefed.coreset.engine import build
+from corefed.coreset.engine import MANY, build
 from corefed.errors import UserError
 from corefed.experiment import device_for
 
@@ -120,7 +120,7 @@ cheap. MNIST, 100 points, error on fresh draws: 0.63 with 200, 0.18 with 2000.""
 
 def _draws(size: int | float, n: int) -> int:
     """S for a network, of a size that `parse_size` gave."""
-    return max(2 * round(size * n) if isinstance(size, float) else 2 * size, NETWORK_DRAWS)
+    return max(MANY * (round(size * n) if isinstance(size, float) else size), NETWORK_DRAWS)
 
 
 def _refuse_existing(folder: Path) -> None:

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import os
 import zlib
+from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -224,15 +225,21 @@ def read_idx(path: Path, md5: str, dimensions: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 
-def _locate(name: str, file: str, md5: str, data_dir: Path | None, download: bool) -> Path:
-    """Look in data_dir, $COREFED_DATA and the user's cache, in this order; else fetch the file."""
+def roots(data_dir: Path | None) -> Iterator[Path]:
+    """Folders that a user named for data: data_dir, then $COREFED_DATA; each must exist."""
     variable = os.environ.get(DATA_VARIABLE)
-    roots = [data_dir] if data_dir is not None else []
-    roots += [Path(variable)] if variable else []
-    for root in roots:
+    named = [data_dir] if data_dir is not None else []
+    named += [Path(variable)] if variable else []
+    for root in named:
         if not root.is_dir():
             # A mistyped folder must not turn into a silent download.
             raise UserError(f"The data folder {root} does not exist; create it, or correct it.")
+        yield root
+
+
+def _locate(name: str, file: str, md5: str, data_dir: Path | None, download: bool) -> Path:
+    """Look in data_dir, $COREFED_DATA and the user's cache, in this order; else fetch the file."""
+    for root in roots(data_dir):
         if (root / name / file).exists():
             return root / name / file
     place = f"Put {file} into {name}/ under --data-dir or ${DATA_VARIABLE}"

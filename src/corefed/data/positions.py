@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corefed.data.datasets import DATA_VARIABLE
+from corefed.data.datasets import DATA_VARIABLE, roots
 from corefed.errors import UserError
 
 LATITUDE = ("latitude", "lat")
@@ -72,22 +71,17 @@ def load(
 
 def find(relative: str, data_dir: Path | None) -> Path:
     """A file under data_dir, $COREFED_DATA or the user's cache, in this order."""
-    variable = os.environ.get(DATA_VARIABLE)
-    roots = [data_dir] if data_dir is not None else []
-    roots += [Path(variable)] if variable else []
-    for root in roots:
-        if not root.is_dir():
-            raise UserError(f"The data folder {root} does not exist; create it, or correct it.")
+    places = list(roots(data_dir))
     with suppress(ImportError):
         import pooch
 
-        roots.append(Path(pooch.os_cache("corefed")))
-    for root in roots:
+        places.append(Path(pooch.os_cache("corefed")))
+    for root in places:
         if (root / relative).exists():
             return root / relative
     raise UserError(
         f"{relative} is not at hand; put it under --data-dir, ${DATA_VARIABLE}"
-        + (f" or {roots[-1]}." if roots else ".")
+        + (f" or {places[-1]}." if places else ".")
     )
 
 
