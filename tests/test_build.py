@@ -134,10 +134,10 @@ def test_sparse_vi_with_the_users_own_draws(points: tuple[Tensor, Tensor], store
 def test_few_draws_are_degenerate_and_shrunk(points: tuple[Tensor, Tensor]) -> None:
     few = build(logistic, POSTERIOR, points, 50, samples=20)
     assert few.diagnostics.degenerate
-    assert few.diagnostics.shrink in refit.GRID[1:] or few.diagnostics.shrink == 1e-8
+    assert few.diagnostics.shrink in refit.GRID
     assert "means nothing" in str(few)
     enough = build(logistic, POSTERIOR, points, 50)
-    assert (enough.diagnostics.draws, enough.diagnostics.shrink) == (400, 1e-8)
+    assert (enough.diagnostics.draws, enough.diagnostics.shrink) == (400, 0.0)
     assert "means nothing" not in str(enough)
     # A strong pull leaves every weight at n / (points kept).
     pulled = build(logistic, POSTERIOR, points, 50, shrink=1e9)
@@ -145,16 +145,16 @@ def test_few_draws_are_degenerate_and_shrunk(points: tuple[Tensor, Tensor]) -> N
     assert build(logistic, POSTERIOR, points, 50, samples=20, shrink=0).diagnostics.shrink == 0
 
 
-def test_a_trace_of_shrinkage_costs_nothing_and_bounds_the_weights() -> None:
-    """Points far from the boundary have potentials near 0: a plain fit gives them any weight."""
+@pytest.mark.parametrize("solver", ["exchange", "omp", "omp-block"])
+def test_points_that_say_next_to_nothing_do_not_join(solver: str) -> None:
+    """Far from the boundary a potential is rounding: fitted to the rounding of others, such points
+    got weights of millions, and the error on fresh draws was a hundred times what it is."""
     g = torch.Generator().manual_seed(0)
-    x, theta = torch.randn(8000, 10, generator=g), torch.randn(10, generator=g)
-    data = x, (torch.rand(8000, generator=g) < torch.sigmoid(x @ theta)).float()
-    posterior = theta, torch.full((10,), 0.05)
-    plain, traced = (build(logistic, posterior, data, 80, shrink=s) for s in (0, "auto"))
-    assert traced.diagnostics.held_out_error < 1.5 * plain.diagnostics.held_out_error
-    assert float(traced.weights.max()) < 30 * 8000 / 80
-    assert traced.diagnostics.weight_sum < 2 * 8000
+    x, theta = 3 * torch.randn(20_000, 10, generator=g), torch.randn(10, generator=g)
+    data = x, (torch.rand(20_000, generator=g) < torch.sigmoid(x @ theta)).float()
+    coreset = build(logistic, (theta, torch.full((10,), 0.01)), data, 80, solver=solver)
+    assert coreset.diagnostics.weight_sum < 2 * 20_000
+    assert coreset.diagnostics.ratio < 1e-4
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA")

@@ -43,12 +43,6 @@ MANY, MINIMUM = 4, 400
 """Fitted draws where they can be made: MANY k, and at least MINIMUM. On a logistic regression of 20
 coefficients with k = 100 the error on fresh draws is 0.075, 0.019, 0.0084 and 0.0046 with S = 2k,
 4k, 8k and 16k."""
-TRACE = 1e-8
-"""Pull towards n/k (`shrink="auto"`) that leaves the error on fresh draws as it is (3.2e-4 and
-3.4e-4 on a logistic regression with k = 80), while the largest weight falls from 46 n/k to 6 n/k:
-without it, points whose potentials nearly vanish get any weight."""
-FITTED = ("exchange", "omp", "omp-block", "uniform-refit")
-"""Solvers that end in a least-squares fit, to which a trace can be added."""
 OWN_WEIGHTS = ("uniform", "sparse-vi")
 """Solvers whose weights `shrink="auto"` does not touch: n/k by definition, or fitted elsewhere."""
 CHUNK = 4096
@@ -89,8 +83,8 @@ def build(
     solver          one of `SOLVERS`; "sparse-vi" also needs `resample`
     samples         draws to fit on (S); 0 takes max(4k, 400), or of a list of draws all but the
                     last fifth, which is held out
-    shrink          pull of the weights towards n/k, k the points kept: 0 none; "auto" a trace
-                    (1e-8), and where S < 2k what four fifths of the draws say of the last
+    shrink          pull of the weights towards n/k, k the points kept: 0 none; "auto" none,
+                    but where S < 2k what four fifths of the draws say of the last
     device          where to compute; None is where the draws are
     chunk           points of a pass at once; 0 chooses by `memory_mb`
     store           where potentials are kept: "memory", "disk" (a file in `scratch`), "recompute"
@@ -271,10 +265,9 @@ def _pull(
         return 0.0
     if not isinstance(shrink, str):
         return float(shrink)
-    if solver in OWN_WEIGHTS:
+    if solver in OWN_WEIGHTS or draws >= 2 * problem.most:
         return 0.0
-    trace = TRACE if solver in FITTED else 0.0
-    return max(trace, choose_shrink(problem, chosen, plain)) if draws < 2 * problem.most else trace
+    return choose_shrink(problem, chosen, plain)
 
 
 def _everything(problem: Problem) -> Solution:

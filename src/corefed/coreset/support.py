@@ -139,7 +139,8 @@ def candidates(problem: Problem, support: Support, room: Tensor) -> tuple[Tensor
     x = (slope / squares.clamp_min(torch.finfo(squares.dtype).tiny)).clamp_min(0.0).minimum(cap)
     gain = x * (2 * slope - x * squares)
     taken = torch.zeros_like(gain).scatter_add_(1, support.at, support.real.to(gain.dtype))
-    gain = gain.masked_fill((taken > 0) | ~problem.mask, -1.0)
+    faint = squares < FAINT**2 * (squares * problem.mask).sum(-1, keepdim=True) / size.clamp_min(1)
+    gain = gain.masked_fill((taken > 0) | faint | ~problem.mask, -1.0)
     top = gain.topk(min(int(room.max()), gain.shape[-1]), dim=-1)
     place = torch.arange(top.values.shape[-1], device=gain.device)
     # Below this a gain is rounding: of the products with r, and of r itself where f has vanished.
@@ -208,5 +209,8 @@ SHORTLIST = 4
 """Candidates looked at for each that joins."""
 SAFE = 1e-10
 """Part of a column's square that is never taken to lie in the span of others: rounding."""
+FAINT = 0.01
+"""Points with potentials below this part of the root mean square do not join: each would need a
+weight of hundreds to count at all, and gets one of millions to fit the rounding of the others."""
 CAP = 10.0
 """Uniform weights n/k that a single point may stand for when it is judged."""
