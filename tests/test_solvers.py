@@ -596,7 +596,7 @@ def test_who_joins_lowers_f_most_when_all_others_follow() -> None:
         assert found[0] == first[skip]
         # The shortlist has those that would have lowered f on their own.
         allowed = [j for j in in_order([*inside, first[skip]]) if j in first[skip:]]
-        assert found[1:] in ([allowed[0]], [])  # or it is not worth a tenth of the best
+        assert found[1] == allowed[0]
 
 
 def test_nothing_joins_a_perfect_fit() -> None:

@@ -67,8 +67,9 @@ def forward(problem: Problem) -> tuple[support.Support, int]:
         room = torch.minimum(block, k - chosen.size).masked_fill(done, 0)
         before = norm2(chosen.residual(problem))
         grown = support.refitted(support.joined_best(problem, chosen, room, none))
+        f = norm2(grown.residual(problem))
         # None joined, or as many leave as join: near an exact fit there is no end to that.
-        stuck = norm2(grown.residual(problem)) >= (1 - WORTH) * before
+        stuck = (f >= before) | ((f >= (1 - WORTH) * before) & (grown.size <= chosen.size))
         chosen = support.kept(grown, grown.x > 0)
         done = done | stuck | (chosen.size >= k)
     return chosen, step

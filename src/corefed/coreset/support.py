@@ -156,8 +156,7 @@ def joined_best(problem: Problem, support: Support, room: Tensor, skip: Tensor) 
     With the others refitted only v_j, the part of g_j outside their span, counts: the drop is
     <r, v_j>^2 / ||v_j||^2 (orthogonal least squares; weights capped as in `candidates`, the bound
     at 0 of the others left aside). It is known for a shortlist, whose points often say the same:
-    each that joins takes its direction out of r and of the others, and who is then left with less
-    than PART of the first one's drop does not join.
+    each that joins takes its direction out of r and of the others.
     """
     index, real = candidates(problem, support, SHORTLIST * (room + skip) + 64)
     columns = problem.points.gather(index).double() * real.unsqueeze(-1)
@@ -166,22 +165,20 @@ def joined_best(problem: Problem, support: Support, room: Tensor, skip: Tensor) 
     r = support.residual(problem).unsqueeze(-1)
     floor = (SAFE * columns.square().sum(-1)).clamp_min(torch.finfo(columns.dtype).tiny)
     cap = CAP * problem.mask.sum(-1, keepdim=True) / problem.k.clamp_min(1).unsqueeze(-1)
-    least, last = torch.zeros_like(cap, dtype=v.dtype), room + skip
+    last = room + skip
     picks, joins = [], []
     for place in range(int(last.max())):
         outside, slope = v.square().sum(-1), torch.bmm(v, r).squeeze(-1)
         x = (slope / outside.maximum(floor)).clamp_min(0.0).minimum(cap.to(slope.dtype))
         gain = (x * (2 * slope - x * outside)).masked_fill(~real | (outside <= floor), 0.0)
         best = gain.max(-1, keepdim=True)
-        join = (best.values > least) & (place < last.unsqueeze(-1))
+        join = (best.values > 0) & (place < last.unsqueeze(-1))
         if not bool(join.any()):
             break
         picks.append(best.indices)
         join = join & (place >= skip.unsqueeze(-1))
         joins.append(join)
         real = real.scatter(-1, best.indices, False)
-        if place == 0:
-            least = PART * best.values
         length = outside.gather(-1, best.indices).sqrt()
         q = v.take_along_dim(best.indices.unsqueeze(-1), 1) * divide(join, length).unsqueeze(-1)
         v = v - torch.bmm(v, q.mT) * q  # <v, r> falls by <v, q> <q, r> with it
@@ -202,9 +199,6 @@ def _basis(support: Support) -> Tensor:
     return basis
 
 
-PART = 0.1
-"""With 0, 0.1 and 0.5 the logistic problem of `bench solvers` ends at 0.0020, 0.0018 and 0.0022 at
-k = 100; more join in a step, and there are fewer steps, the smaller it is."""
 SHORTLIST = 4
 """Candidates looked at for each that joins."""
 SAFE = 1e-10
