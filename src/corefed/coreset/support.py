@@ -162,13 +162,15 @@ def joined_best(problem: Problem, support: Support, room: Tensor, skip: Tensor) 
     columns = problem.points.gather(index).double() * real.unsqueeze(-1)
     basis = _basis(support)
     v = columns - torch.bmm(torch.bmm(columns, basis.mT), basis)
-    r = support.residual(problem).unsqueeze(-1)
+    slope = torch.bmm(v, support.residual(problem).unsqueeze(-1)).squeeze(-1)
+    gram = torch.bmm(v, v.mT)
+    outside = gram.diagonal(dim1=-2, dim2=-1).clone()
     floor = (SAFE * columns.square().sum(-1)).clamp_min(torch.finfo(columns.dtype).tiny)
     cap = CAP * problem.mask.sum(-1, keepdim=True) / problem.k.clamp_min(1).unsqueeze(-1)
     last = room + skip
+    rows = v.new_zeros(len(v), int(last.max()), v.shape[1])  # <v_j, q> of the directions q so far
     picks, joins = [], []
-    for place in range(int(last.max())):
-        outside, slope = v.square().sum(-1), torch.bmm(v, r).squeeze(-1)
+    for place in range(rows.shape[1]):
         x = (slope / outside.maximum(floor)).clamp_min(0.0).minimum(cap.to(slope.dtype))
         gain = (x * (2 * slope - x * outside)).masked_fill(~real | (outside <= floor), 0.0)
         best = gain.max(-1, keepdim=True)
@@ -179,9 +181,14 @@ def joined_best(problem: Problem, support: Support, room: Tensor, skip: Tensor) 
         join = join & (place >= skip.unsqueeze(-1))
         joins.append(join)
         real = real.scatter(-1, best.indices, False)
+        # A step of pivoted Cholesky: q is v of the best, less what earlier directions took.
+        pivot = best.indices.unsqueeze(1)
+        known = torch.bmm(rows[:, :place].take_along_dim(pivot, 2).mT, rows[:, :place]).squeeze(1)
         length = outside.gather(-1, best.indices).sqrt()
-        q = v.take_along_dim(best.indices.unsqueeze(-1), 1) * divide(join, length).unsqueeze(-1)
-        v = v - torch.bmm(v, q.mT) * q  # <v, r> falls by <v, q> <q, r> with it
+        along = (gram.take_along_dim(pivot, 1).squeeze(1) - known) * divide(join, length)
+        rows[:, place] = along
+        slope = slope - along * divide(slope.gather(-1, best.indices), length)
+        outside = outside - along.square()
     if not picks:
         return support
     at, wanted = torch.cat(picks, 1), torch.cat(joins, 1)
