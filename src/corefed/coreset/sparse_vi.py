@@ -60,7 +60,8 @@ def solve(
         for i in range(STEPS):
             if i > 0:
                 now = resample(w, step)
-            fitted = refit(now, active, plain, 0.0)
+            # A point that once said much can say nothing under later draws.
+            fitted = refit(now, active & ~support.faint(now), plain, 0.0)
             # Draws of a poor posterior are wild and can ask for any weight; all together are n.
             mass = fitted.sum(-1, keepdim=True).clamp_min(torch.finfo(fitted.dtype).tiny)
             fitted = fitted * (MASS * size / mass).clamp_max(1.0)

@@ -139,14 +139,20 @@ def candidates(problem: Problem, support: Support, room: Tensor) -> tuple[Tensor
     x = (slope / squares.clamp_min(torch.finfo(squares.dtype).tiny)).clamp_min(0.0).minimum(cap)
     gain = x * (2 * slope - x * squares)
     taken = torch.zeros_like(gain).scatter_add_(1, support.at, support.real.to(gain.dtype))
-    faint = squares < FAINT**2 * (squares * problem.mask).sum(-1, keepdim=True) / size.clamp_min(1)
-    gain = gain.masked_fill((taken > 0) | faint | ~problem.mask, -1.0)
+    gain = gain.masked_fill((taken > 0) | faint(problem) | ~problem.mask, -1.0)
     top = gain.topk(min(int(room.max()), gain.shape[-1]), dim=-1)
     place = torch.arange(top.values.shape[-1], device=gain.device)
     # Below this a gain is rounding: of the products with r, and of r itself where f has vanished.
     noise = r.shape[-1] * torch.finfo(r.dtype).eps ** 2 * r.square().sum(-1, keepdim=True)
     enough = noise.maximum(1e-20 * problem.y.square().sum(-1, keepdim=True))
     return top.indices, (top.values > enough) & (place < room.unsqueeze(-1))
+
+
+def faint(problem: Problem) -> Tensor:
+    """[C, n] points that say next to nothing: potentials below FAINT of the root mean square."""
+    squares = problem.points.squares()
+    size = problem.mask.sum(-1, keepdim=True).clamp_min(1)
+    return squares < FAINT**2 * (squares * problem.mask).sum(-1, keepdim=True) / size
 
 
 def joined_best(problem: Problem, support: Support, room: Tensor, skip: Tensor) -> Support:
