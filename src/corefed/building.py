@@ -17,6 +17,7 @@ from corefed import posteriors, record
 from corefed.coreset import files, picture, solvers
 from corefed.coreset.coreset import encode
 from corefed.coreset.engine import MANY, build
+from corefed.coreset.solvers import SOLVERS
 from corefed.errors import UserError
 from corefed.experiment import device_for
 
@@ -54,7 +55,7 @@ def execute(
     table = posteriors.load(data, data_dir, seed)
     chosen = posteriors.choose(model, table)
     _check_size(wanted, len(table.x))
-    if solver == "sparse-vi" and chosen == "mlp":
+    if SOLVERS[solver].resample and chosen == "mlp":
         raise UserError(
             "sparse-vi needs the posterior of every coreset on its way, which takes seconds for a "
             "regression and minutes for a network; choose another solver or model."
@@ -71,7 +72,7 @@ def execute(
             seed=seed,
             device=place if chosen == "mlp" else None,
             progress=show,
-            resample=fitted.resample if solver == "sparse-vi" else None,
+            resample=fitted.resample if SOLVERS[solver].resample else None,
         )
     note = {"data": data, "model": fitted.text}
     files.write(folder, {**encode(coreset, note), PICTURE: picture.render(coreset)})

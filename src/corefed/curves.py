@@ -35,14 +35,13 @@ class Contender(NamedTuple):
 
     def options(self, resample: Resample) -> dict[str, Any]:
         """What this solver takes beside what all do. Iterations that were asked for are made."""
-        options: dict[str, Any] = {"resample": resample} if self.solver in NEEDS_RESAMPLE else {}
+        needed = solvers.SOLVERS[self.solver].resample
+        options: dict[str, Any] = {"resample": resample} if needed else {}
         return options | ({"tolerance": -1.0} if self.iterations else {})
 
 
 LONG = Contender("aiht-2, 3000 iterations", "aiht-2", 3000)
 """The paper's own solver with ten times its iterations: what the default must not fall behind."""
-
-NEEDS_RESAMPLE = ("sparse-vi",)
 
 
 def contenders(names: Iterable[str]) -> list[Contender]:

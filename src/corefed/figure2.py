@@ -196,7 +196,7 @@ def jobs(setting: Setting) -> Iterator[tuple[dict[str, Any], Contender]]:
     for number in range(setting.trials):
         for kind in (EXACT, DRAWN):
             for contender, sizes in [*plain, (LONG, setting.long)]:
-                if kind == EXACT and contender.solver in curves.NEEDS_RESAMPLE:
+                if kind == EXACT and solvers.SOLVERS[contender.solver].resample:
                     continue
                 for k in sizes:
                     key = {"trial": number, "kind": kind, "solver": contender.label, "k": k}

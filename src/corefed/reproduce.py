@@ -187,7 +187,7 @@ def solver_cells(scale: str) -> Iterator[Cell]:
     settings: Flags = {"partition": "shards-medium", "zeta": 1.0, "evaluate_every": 50}
     settings |= {"rounds": 100, "seeds": (0, 1, 2)} if scale == "paper" else {"rounds": 2}
     settings |= {"checkpoint_every": 20}
-    names = [name for name in SOLVERS if name != "sparse-vi"]  # needs a posterior at every step
+    names = [name for name, entry in SOLVERS.items() if not entry.resample]
     for data in ("mnist", "fashion-mnist") if scale == "paper" else ("digits",):
         yield Cell("full data", data, {"data": data, **settings, "method": "pfedbayes"})
         for percent in (10, 50):

@@ -48,8 +48,9 @@ def solve(
     tolerance: float = TOLERANCE,
     start: Tensor | None = None,
     debias: bool = False,
+    momentum: bool = True,
 ) -> Solution:
-    """A-IHT; a `tolerance` below 0 makes all the iterations, settled or not."""
+    """A-IHT, or without `momentum` plain IHT; a `tolerance` below 0 makes all the iterations."""
     points, y, k, mask = problem
     most = problem.most
     w = torch.zeros_like(mask, dtype=y.dtype)  # line 1
@@ -79,6 +80,7 @@ def solve(
             phi_next = _mix(columns, kept)
         change = phi_next - phi_w
         tau = divide((y - phi_next).mul(change).sum(-1), norm2(change)).unsqueeze(-1)  # line 8
+        tau = tau if momentum else torch.zeros_like(tau)
         z = w_next + tau * (w_next - w)  # line 9
         phi_z = phi_next + tau * change
         w, phi_w = w_next, phi_next  # line 10

@@ -176,20 +176,19 @@ def describe(coreset: Coreset) -> str:
         f"{d.size:,} expects {d.uniform_error:.3g} ({_times(d)})",
         f"  error on the fitted ones  {d.fitted_error:.3g}",
         f"  weights  sum {d.weight_sum:,.0f}, from {_figure(least)} to {_figure(most)}; "
-        f"n/k is {_figure(d.n / d.kept)}"
-        + (f"; shrunk by {d.shrink:g}" if d.shrink > 1e-6 else ""),
+        f"n/k is {_figure(d.n / d.kept)}" + (f"; shrunk by {d.shrink:g}" if d.shrink > 0 else ""),
         f"  time     {d.potentials_seconds:.1f} s potentials ({d.store}), "
         f"{d.solver_seconds:.1f} s solver ({_plural(d.iterations, 'iteration')}, {stop})",
     ]
     if d.degenerate:
         lines.append(
             f"  The fitted error means nothing: with {d.draws} draws and {d.size} points an exact "
-            f"zero exists. Give more than {d.size + 1} draws, {2 * d.size} or more if you can."
+            f"zero exists. Give more than {d.size + 1} draws, {4 * d.size} or more if you can."
         )
     if d.weight_sum > 3 * d.n:
         lines.append(
             f"  The weights sum to {d.weight_sum / d.n:.3g} n: points that hardly change over the "
-            "draws stand for more than all data. A larger shrink (1e-6) tames them."
+            "draws stand for more than all data. A little shrinkage (shrink=1e-6) tames them."
         )
     if d.ratio > 1 and d.solver != "uniform":
         lines.append(

@@ -170,8 +170,11 @@ def _normal(mean: object, scale: object) -> Callable[[int, int, str], Draws]:
         value = float(scale)
         scale = tree(lambda m: torch.full_like(m, value), mean)
     scale = _floating(scale)
-    triangular = isinstance(mean, Tensor) and isinstance(scale, Tensor) and scale.dim() == 2
-    triangular = triangular and scale.shape == (mean.numel(),) * 2  # type: ignore[union-attr]
+    triangular = (
+        isinstance(mean, Tensor)
+        and isinstance(scale, Tensor)
+        and scale.shape == (mean.numel(), mean.numel())
+    )
     _check_scale(mean, scale, triangular)
 
     def draw(generator: torch.Generator) -> Theta:

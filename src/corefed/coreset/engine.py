@@ -43,8 +43,6 @@ MANY, MINIMUM = 4, 400
 """Fitted draws where they can be made: MANY k, and at least MINIMUM. On a logistic regression of 20
 coefficients with k = 100 the error on fresh draws is 0.075, 0.019, 0.0084 and 0.0046 with S = 2k,
 4k, 8k and 16k."""
-OWN_WEIGHTS = ("uniform", "sparse-vi")
-"""Solvers whose weights `shrink="auto"` does not touch: n/k by definition, or fitted elsewhere."""
 CHUNK = 4096
 """Points of a pass at once, where memory allows."""
 TILE = 1 << 22
@@ -189,12 +187,13 @@ def _check(
             raise UserError(f"{name} is {value}; it must be {least} or more.")
     if shrink != "auto" and not (isinstance(shrink, int | float) and 0 <= shrink < float("inf")):
         raise UserError(f"shrink is {shrink!r}; it must be 'auto' or a number that is 0 or more.")
-    if solver == "sparse-vi" and resample is None:
+    needed = solvers.named(solver).resample
+    if needed and resample is None:
         raise UserError(
             "sparse-vi draws from the coreset's own posterior at every step: give resample, a "
             "function of (indices, weights, draws, generator), or choose another solver."
         )
-    if solver != "sparse-vi" and resample is not None:
+    if not needed and resample is not None:
         raise UserError(f"resample is for the solver sparse-vi; {solver} has no use for it.")
 
 
@@ -265,7 +264,7 @@ def _pull(
         return 0.0
     if not isinstance(shrink, str):
         return float(shrink)
-    if solver in OWN_WEIGHTS or draws >= 2 * problem.most:
+    if not solvers.SOLVERS[solver].refit or draws >= 2 * problem.most:
         return 0.0
     return choose_shrink(problem, chosen, plain)
 

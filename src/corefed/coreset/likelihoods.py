@@ -134,9 +134,11 @@ def _map(call: LogLikelihood, theta: Theta, x: Any, y: Any) -> Tensor:
 
 def _loop(call: LogLikelihood, theta: Theta, x: Any, y: Any) -> Tensor:
     """One draw after the other, each a copy: a function that works in place cannot spoil it."""
-    many = len(leaves(theta)[0])
-    rows = [call(tree(lambda t, s=s: t[s].clone(), theta), x, y) for s in range(many)]  # type: ignore[misc]
-    return torch.stack(rows)
+
+    def draw(s: int) -> Theta:
+        return tree(lambda t: t[s].clone(), theta)
+
+    return torch.stack([call(draw(s), x, y) for s in range(len(leaves(theta)[0]))])
 
 
 def _check_shape(values: object, b: int) -> None:

@@ -92,10 +92,10 @@ def solve(
     shrink: float,
     generators: Sequence[torch.Generator] = (),
 ) -> Tensor:
-    """Weights [C, n] by a solver, then refitted towards n/k if `shrink` > 0; `uniform` has n/k."""
+    """Weights [C, n] by a solver, then refitted towards n/k if `shrink` > 0 and it is a fit."""
     posed = problem(g, k, mask, y)
     w = solvers.get(solver)(posed, iterations=iterations, generators=generators).w
-    if shrink > 0 and solver != "uniform":
+    if shrink > 0 and solvers.SOLVERS[solver].refit:
         w = refit.refit(posed, w > 0, mask.sum(-1) / k, shrink)
     everything = (k >= mask.sum(-1)).unsqueeze(-1)  # k = n: the coreset is the data
     return torch.where(everything, mask.to(w.dtype), w)

@@ -16,6 +16,8 @@ class Entry(NamedTuple):
     module: str  # imported when used: names and texts need no torch
     function: str
     description: str
+    refit: bool = True  # its weights are a fit to the potentials, which a refit may shrink
+    resample: bool = False  # it needs draws of the coreset's own posterior at every step
 
 
 SOLVERS: dict[str, Entry] = {
@@ -32,21 +34,30 @@ SOLVERS: dict[str, Entry] = {
     "giga": Entry("giga", "solve", "greedy iterative geodesic ascent"),
     "frank-wolfe": Entry("frank_wolfe", "solve", "Frank-Wolfe on the scaled simplex"),
     "sparse-vi": Entry(
-        "sparse_vi", "solve", "greedy, with draws from the coreset's own posterior at each step"
+        "sparse_vi",
+        "solve",
+        "greedy, with draws from the coreset's own posterior at each step",
+        refit=False,
+        resample=True,
     ),
-    "uniform": Entry("uniform", "solve", "k points at random with weights n/k"),
+    "uniform": Entry("uniform", "solve", "k points at random with weights n/k", refit=False),
     "uniform-refit": Entry("uniform", "solve_refitted", "k points at random, weights fitted"),
 }
 
 DEFAULT = "exchange"
 
 
-def get(name: str) -> Solver:
-    """The solver of that name; an unknown one is a sentence with the nearest."""
+def named(name: str) -> Entry:
+    """What is known of a solver; an unknown one is a sentence with the nearest."""
     if name not in SOLVERS:
         nearest = get_close_matches(name, SOLVERS, n=1)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
         raise UserError(f"There is no solver {name!r}.{hint} There are {', '.join(SOLVERS)}.")
-    entry = SOLVERS[name]
+    return SOLVERS[name]
+
+
+def get(name: str) -> Solver:
+    """The solver of that name."""
+    entry = named(name)
     solver: Solver = getattr(import_module(f"corefed.coreset.{entry.module}"), entry.function)
     return solver

@@ -135,7 +135,7 @@ def _loader(loader: DataLoader[Any]) -> Source:
     once = isinstance(sampler, SequentialSampler) or (
         isinstance(sampler, RandomSampler)
         and not sampler.replacement
-        and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+        and sampler.num_samples == len(sampler.data_source)
     )
     if not once:
         raise UserError(
