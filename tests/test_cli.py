@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,12 +15,13 @@ from commands import SMALL, corefed
 
 from corefed import __version__, record
 from corefed.config import resolve
+from corefed.methods import registry
 from corefed.methods.registry import METHODS
 from corefed.runtime import rounds
 
 SUMMARY_KEYS = {
     "schema", "method", "data", "partition", "clients", "rounds", "seeds", "config", "metrics",
-    "coreset", "cost", "environment",
+    "classes", "coreset", "cost", "environment",
 }  # fmt: skip
 
 
@@ -224,8 +226,9 @@ def test_compare(finished: Path, tmp_path: Path) -> None:
 def test_methods_lists_every_setting(method: str) -> None:
     assert method in corefed("methods").out
     text = corefed("methods", method).out
-    assert "zeta" in text
-    assert "local_steps" in text
+    settings = [field.name for field in dataclasses.fields(registry.config_class(method))]
+    assert settings
+    assert all(name in text for name in (*settings, "local_steps"))
 
 
 def test_datasets() -> None:

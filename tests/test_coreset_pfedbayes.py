@@ -8,7 +8,7 @@ from corefed.bayes.likelihood import Categorical, Gaussian
 from corefed.coreset import selection
 from corefed.methods import coreset_pfedbayes as method
 from corefed.methods import pfedbayes
-from corefed.methods.random_subset import subset_size
+from corefed.methods.subset import subset_size
 from corefed.rng import SERVER, Streams, Who
 from corefed.runtime.local import Clients
 from corefed.types import ClientData, Work

@@ -225,7 +225,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_contributed_method_learns(example: ModuleType) -> None:
     """Executing the page is most of the test: its last line asserts that the loss halved."""
-    assert example.method.name == "fedavg"
+    assert example.method.name == "fedprox"
     assert example.losses[-1] < example.losses[0]
 
 
@@ -237,13 +237,13 @@ def test_contributed_method_needs_only_a_row(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With its row, the example is a method of the command line, from settings to metrics."""
-    entry = registry.Entry("contributed", "one model for all, weights averaged")
-    monkeypatch.setitem(registry.METHODS, "fedavg", entry)
+    entry = registry.Entry("contributed", "fedavg with clients held near the broadcast")
+    monkeypatch.setitem(registry.METHODS, "fedprox", entry)
     with pytest.raises(SystemExit):
-        cli.main(["methods", "fedavg"])
+        cli.main(["methods", "fedprox"])
     assert "Learning rate of the local steps." in capsys.readouterr().out
-    settings = ["clients=3", "rounds=2", f"runtime={runtime}", "eta_1=0.2"]
-    trained = rounds.train(resolve(None, {"method": "fedavg"}, settings))
+    settings = ["clients=3", "rounds=2", f"runtime={runtime}", "learning_rate=0.2"]
+    trained = rounds.train(resolve(None, {"method": "fedprox"}, settings))
     assert trained.summary["metrics"]["global_accuracy"]["mean"] > 0.2  # 0.1 is chance
 
 

@@ -53,7 +53,7 @@ def test_regression_by_hand() -> None:
 def table_method(probabilities: torch.Tensor) -> Method:
     """A 'method' whose personal model is a table of predictions; its global one is uniform."""
 
-    def models(broadcast: Tree, private: Tree) -> dict[str, Tree]:
+    def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
         return {"personal": {"p": private["p"]}, "global": {"p": broadcast["p"]}}
 
     def nothing(*_: object) -> Tree:
@@ -80,8 +80,36 @@ def test_pooled_over_clients_by_run_and_without_padding(chunk: int) -> None:
     assert [m["personal_accuracy"] for m in found.metrics] == [3 / 4, 1 / 2]
     assert [m["global_nll"] for m in found.metrics] == pytest.approx([math.log(2)] * 2)
     assert found.clients == [[pytest.approx(2 / 3), 1.0], [None, 0.5]]
+    # Class 0 is point 0; class 1 has one right of two at the first client, one of one in run 1.
+    assert [run["personal"] for run in found.classes] == [[1.0, 0.5], [1.0, 0.0]]
     assert set(found.metrics[0]) == {
         f"{model}_{metric}"
         for model in ("personal", "global")
         for metric in ("accuracy", "nll", "ece", "brier")
     }
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 6])
+def test_personal_models_on_the_other_clients_points(chunk: int) -> None:
+    """Client c of a run always answers c; the points of client j have label j, j + 1 of them."""
+    per_run, runs = 3, 2
+    answers = torch.eye(per_run).repeat(runs, 1)
+    y = torch.arange(per_run).repeat(runs).view(-1, 1).expand(-1, per_run)
+    weight = torch.ones(per_run, per_run).tril().repeat(runs, 1)
+    data = ClientData(torch.zeros(runs * per_run, per_run, 1), y, weight)
+
+    def predict(model: Tree, x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        return model["p"].unsqueeze(1).expand(-1, per_run, -1)
+
+    method = table_method(answers)._replace(predict=predict, elsewhere=True)
+    servers = [{"p": torch.zeros(per_run)}] * runs
+    clients = Clients(method, data, (0, 1), servers, Work(1, 1), chunk * 2)
+    found = evaluate.evaluate(clients, method, servers, data, 0, draws=2, classes=per_run)
+    for metrics in found.metrics:
+        assert metrics["personal_accuracy"] == 1.0
+        assert metrics["others_accuracy"] == 0.0
+    swapped = data._replace(y=1 - y.clamp_max(1))  # clients 1 and 2 have label 0, client 0 label 1
+    found = evaluate.evaluate(clients, method, servers, swapped, 0, draws=2, classes=per_run)
+    # Client 0 answers 0: right on the 5 points of the others. Client 1 answers 1: right on client
+    # 0's one point, wrong on client 2's three. Client 2 is never right.
+    assert found.metrics[0]["others_accuracy"] == pytest.approx((5 + 1 + 0) / (5 + 4 + 3))

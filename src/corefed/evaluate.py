@@ -1,8 +1,9 @@
 """Metrics of every model a method has, on the clients' own test points, pooled over clients.
 
-Classification, from Monte-Carlo averaged probabilities p: accuracy, NLL (nats a point), ECE and
-Brier score. Regression, from the predictive's mean and variance: RMSE and the NLL of a Gaussian
-with these moments. Accuracies are fractions, not percent.
+A method that asks for it has its personal models tried on the other clients' test points as well
+("others"). Classification, from Monte-Carlo averaged probabilities p: accuracy, overall and by
+class, NLL (nats a point), ECE and Brier score. Regression, from the predictive's mean and variance:
+RMSE and the NLL of a Gaussian with these moments. Accuracies are fractions, not percent.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Evaluation(NamedTuple):
 
     metrics: list[dict[str, float]]  # personal_accuracy, personal_nll, global_accuracy, ...
     clients: list[list[float | None]]  # personal accuracy (or RMSE); None without test points
+    classes: list[dict[str, list[float | None]]]  # model -> accuracy by class; empty for regression
 
 
 def evaluate(
@@ -48,7 +50,9 @@ def evaluate(
     """
     runs, per_run = len(servers), clients.per_run
     size = method.noise[-1] if method.noise else 0
+    draws = draws if size else 1  # a point estimate needs none
     points: dict[str, list[Tree]] = {}
+    away: list[Tree] = []
     chunk = max(1, clients.chunk // draws)
     for start in range(0, runs * per_run, chunk):
         rows = range(start, min(start + chunk, runs * per_run))
@@ -56,27 +60,85 @@ def evaluate(
         noise = clients.streams(rows, round_).normal("evaluate", draws, size)
         private = {name: value[part] for name, value in clients.private.items()}
         broadcast = clients.broadcast(servers, rows)
-        y = test.y[part]
-        for name, model in method.models(broadcast, private).items():
-            prediction = method.predict(model, test.x[part], noise)
-            each = of_points(prediction, y) if classes else of_targets(prediction, y)
-            points.setdefault(name, []).append({k: v.cpu() for k, v in each.items()})
+        train = ClientData(*(field[part] for field in clients.data))
+        models = method.models(broadcast, private, train)
+        for name, model in models.items():
+            each = _of(method.predict(model, test.x[part], noise), test.y[part], classes)
+            points.setdefault(name, []).append(each)
+        if method.elsewhere and per_run > 1:
+            own = models["personal"]
+            away.append(_elsewhere(method, own, test, rows, per_run, noise, classes))
     real = (test.weight > 0).cpu()
-    joined = {
-        name: {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
-        for name, parts in points.items()
-    }
+    joined = {name: _joined(parts) for name, parts in points.items()}
     pool = pooled_points if classes else pooled_targets
+    spans = [slice(g * per_run, (g + 1) * per_run) for g in range(runs)]
     metrics = [
         {
             f"{name}_{metric}": value
             for name, each in joined.items()
-            for metric, value in pool(_masked(each, real, slice(g * per_run, (g + 1) * per_run)))
+            for metric, value in pool(_masked(each, real, span))
         }
-        for g in range(runs)
+        for span in spans
+    ]
+    if away:
+        there, others = _joined(away), _roll(real, range(len(real)), per_run)
+        for span, mine in zip(spans, metrics, strict=True):
+            pooled = pool(_masked(there, others, span))
+            mine.update({f"others_{metric}": value for metric, value in pooled})
+    labels = test.y.cpu()
+    by_class = [
+        {name: _by_class(each, labels, real, span, classes) for name, each in joined.items()}
+        for span in spans
+        if classes
     ]
     first = joined["personal" if "personal" in joined else next(iter(joined))]
-    return Evaluation(metrics, _per_client(first, real, runs, pool))
+    return Evaluation(metrics, _per_client(first, real, runs, pool), by_class)
+
+
+def _of(prediction: Tensor, y: Tensor, classes: int) -> Tree:
+    each = of_points(prediction, y) if classes else of_targets(prediction, y)
+    return {name: value.cpu() for name, value in each.items()}
+
+
+def _elsewhere(
+    method: Method,
+    model: Tree,
+    test: ClientData,
+    rows: range,
+    per_run: int,
+    noise: Tensor,
+    classes: int,
+) -> Tree:
+    """Each client's model on the test points of all others of its run, side by side."""
+    parts = []
+    for shift in range(1, per_run):
+        there = _neighbours(rows, shift, per_run)
+        parts.append(_of(method.predict(model, test.x[there], noise), test.y[there], classes))
+    return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
+
+
+def _roll(values: Tensor, rows: range, per_run: int) -> Tensor:
+    """[C, n] as [C, (per_run - 1) n]: what the other clients of the run have, in their order."""
+    shifts = range(1, per_run)
+    return torch.cat([values[_neighbours(rows, shift, per_run)] for shift in shifts], 1)
+
+
+def _neighbours(rows: range, shift: int, per_run: int) -> list[int]:
+    """The client `shift` places on in the same run."""
+    return [row - row % per_run + (row + shift) % per_run for row in rows]
+
+
+def _joined(parts: list[Tree]) -> Tree:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _by_class(each: Tree, y: Tensor, real: Tensor, span: slice, classes: int) -> list[float | None]:
+    """Accuracy on the points of each class; None for a class without test points."""
+    labels, correct = y[span][real[span]], each["correct"][span][real[span]]
+    count = torch.bincount(labels, minlength=classes).double()
+    right = torch.bincount(labels, correct, minlength=classes)
+    shares = (right / count).tolist()
+    return [share if has else None for share, has in zip(shares, count.tolist(), strict=True)]
 
 
 def of_points(probabilities: Tensor, y: Tensor) -> Tree:

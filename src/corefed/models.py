@@ -38,6 +38,8 @@ class Model(NamedTuple):
     init: Callable[[torch.Generator, float], Tensor]  # (generator, std) -> mu [P]
     likelihood: Likelihood
     head: Head | None
+    widths: tuple[int, ...] = ()  # of a ReLU network, input and output included; else empty
+    activation: int = 0  # numbers that a point and draw leave for back-propagation; 0: few
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """log p_theta(D_j) for every client, draw and point: [C, K, n]."""
@@ -94,6 +96,7 @@ def mlp(widths: Sequence[int], likelihood: Likelihood) -> Model:
         init=init,
         likelihood=likelihood,
         head=Head(features, fan_in, weight, bias),
+        widths=tuple(widths),
     )
 
 

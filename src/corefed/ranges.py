@@ -24,6 +24,7 @@ AT_LEAST_TWO = Range(lambda v: v >= 2, "at least 2")
 ANY = Range(lambda v: True, "a number")  # finite, as every number must be
 PART = Range(lambda v: 0 < v <= 1, "above 0 and at most 1")
 FACTORS = Range(lambda v: len(v) > 0 and all(w > 0 for w in v), "one or more factors above 0")
+CHANNELS = Range(lambda v: len(v) > 0 and min(v) >= 1, "one or more widths of at least 1")
 WIDTHS = Range(lambda v: all(w >= 1 for w in v), "widths of at least 1")
 SEEDS = Range(
     lambda v: len(v) > 0 and len(set(v)) == len(v) and min(v) >= 0,
@@ -37,6 +38,7 @@ RANGES: dict[str, Range] = {
     "batch_size": AT_LEAST_ONE,
     "seeds": SEEDS,
     "cohort": NOT_NEGATIVE,
+    "channels": CHANNELS,
     "hidden": WIDTHS,
     "noise": POSITIVE,
     "memory_mb": AT_LEAST_ONE,
@@ -44,11 +46,23 @@ RANGES: dict[str, Range] = {
     "evaluate_draws": AT_LEAST_ONE,
     "checkpoint_every": NOT_NEGATIVE,
     "fraction": PART,
-    "beta": PART,
+    "keep": PART,
+    "beta": POSITIVE,
     "zeta": NOT_NEGATIVE,
     "eta_1": POSITIVE,
     "eta_2": POSITIVE,
     "learning_rate": POSITIVE,
+    "personal_rate": POSITIVE,
+    "penalty": POSITIVE,
+    "inner_steps": AT_LEAST_ONE,
+    "alpha": POSITIVE,
+    "delta": POSITIVE,
+    "adapt_steps": AT_LEAST_ONE,
+    "sigma": POSITIVE,
+    "sigma_0": POSITIVE,
+    "gamma": POSITIVE,
+    "sweeps": AT_LEAST_ONE,
+    "growth": AT_LEAST_ONE,
     "monte_carlo": AT_LEAST_ONE,
     "initial_std": POSITIVE,
     "initial_rho": ANY,
@@ -66,6 +80,7 @@ RANGES: dict[str, Range] = {
     "kl_rows": AT_LEAST_ONE,
     "outer": AT_LEAST_ONE,
     "selection_mb": AT_LEAST_ONE,
+    "regulariser": Range(lambda v: v >= 1e-6, "at least 1e-06"),
 }
 
 

@@ -246,9 +246,8 @@ def summarise(
 
     Costs are of all seeds together; seconds are those of training, without evaluation.
     """
-    evaluated: dict[str, list[float]] = next(
-        (line["metrics"] for line in reversed(lines) if "metrics" in line), {}
-    )
+    last = next((line for line in reversed(lines) if "metrics" in line), {})
+    evaluated: dict[str, list[float]] = last.get("metrics", {})
     figures = lines[-1]["coreset"] if lines else {}
     seconds = sum(line["seconds"] for line in lines)
     return {
@@ -258,6 +257,10 @@ def summarise(
         "seeds": values["seeds"],
         "config": dict(values),
         "metrics": {name: over_seeds(each) for name, each in evaluated.items()},
+        "classes": {
+            model: {label: over_seeds(each) for label, each in row.items() if None not in each}
+            for model, row in last.get("classes", {}).items()
+        },
         "coreset": {
             "fraction": values.get("fraction", 1.0),  # a method without one trains on all data
             **{name: statistics.fmean(each) for name, each in figures.items() if None not in each},

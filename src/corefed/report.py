@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from rich.table import Table
 from corefed import record
 from corefed.errors import UserError
 
-MODELS = ("personal", "global", "localized")
+MODELS = ("personal", "global", "localized", "others")
 HEADINGS = {"accuracy": "accuracy %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE"}
 
 
@@ -34,6 +34,11 @@ class RunResult(NamedTuple):
 
 def load(folders: Sequence[Path]) -> list[RunResult]:
     return [RunResult(path, *record.read(path)) for path in folders]
+
+
+def main_model(metrics: Mapping[str, Any]) -> str:
+    """The personal model, or what a method without one has: the global model."""
+    return next((m for m in MODELS if any(name.startswith(f"{m}_") for name in metrics)), MODELS[0])
 
 
 def metrics_table(summary: dict[str, Any]) -> Table:
@@ -68,7 +73,8 @@ def _caption(summary: dict[str, Any]) -> str:
 def comparison_table(results: Sequence[RunResult]) -> Table:
     """One row a run; what all runs share is in the title. Costs are of all seeds together."""
     summaries = [result.summary for result in results]
-    score = "rmse" if all("personal_rmse" in s["metrics"] for s in summaries) else "accuracy"
+    regression = all(f"{main_model(s['metrics'])}_rmse" in s["metrics"] for s in summaries)
+    score = "rmse" if regression else "accuracy"
     about = [
         {"data": s["data"], "seeds": str(len(s["seeds"])), "rounds": _done(s)} for s in summaries
     ]
@@ -77,7 +83,8 @@ def comparison_table(results: Sequence[RunResult]) -> Table:
     title = ", ".join([HEADINGS[score], *shared, "last round, mean ± std"])
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("method")
-    for heading in (*differing, "k/n", *MODELS, "NLL", "ECE", "s/round", "examples"):
+    models = [m for m in MODELS if any(f"{m}_{score}" in s["metrics"] for s in summaries)]
+    for heading in (*differing, "k/n", *models, "NLL", "ECE", "s/round", "examples"):
         table.add_column(heading, justify="right", no_wrap=True)
     for summary, each in zip(summaries, about, strict=True):
         metrics, cost = summary["metrics"], summary["cost"]
@@ -85,9 +92,9 @@ def comparison_table(results: Sequence[RunResult]) -> Table:
             summary["method"],
             *(each[key] for key in differing),
             f"{summary['coreset']['fraction']:g}",
-            *(_cell(metrics, f"{model}_{score}") for model in MODELS),
-            _cell(metrics, "personal_nll", spread=False),
-            _cell(metrics, "personal_ece", spread=False),
+            *(_cell(metrics, f"{model}_{score}") for model in models),
+            _cell(metrics, f"{main_model(metrics)}_nll", spread=False),
+            _cell(metrics, f"{main_model(metrics)}_ece", spread=False),
             f"{cost['seconds_per_round']:.3f}",
             f"{cost['examples_processed']:,}",
         )
@@ -100,9 +107,10 @@ def comparison_json(results: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 
 def plot(results: Sequence[RunResult], file: Path) -> None:
-    """Personal accuracy (or RMSE) against rounds, and against points that went through a gradient.
+    """Accuracy (or RMSE) against rounds, and against points that went through a gradient.
 
-    The band is one standard deviation over seeds.
+    Of the personal models, or of the global one where a method has no others. The band is one
+    standard deviation over seeds.
     """
     import matplotlib
 
@@ -110,16 +118,15 @@ def plot(results: Sequence[RunResult], file: Path) -> None:
     from matplotlib import pyplot
     from matplotlib.ticker import NullFormatter
 
-    metric = next(
-        (m for m in ("accuracy", "rmse") if f"personal_{m}" in results[0].summary["metrics"]), ""
-    )
+    first = results[0].summary["metrics"]
+    metric = next((m for m in ("accuracy", "rmse") if f"{main_model(first)}_{m}" in first), "")
     if not metric:
         raise UserError(f"{results[0].path} has no evaluated round to draw.")
     factor = 100 if metric == "accuracy" else 1
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     labels = _labels(results)
     for result in results:
-        curve = _curve(result, f"personal_{metric}")
+        curve = _curve(result, f"{main_model(result.summary['metrics'])}_{metric}")
         mean = [factor * point.mean for point in curve]
         low = [factor * (point.mean - point.std) for point in curve]
         high = [factor * (point.mean + point.std) for point in curve]
@@ -128,7 +135,8 @@ def plot(results: Sequence[RunResult], file: Path) -> None:
         ):
             axis.plot(x, mean, marker=".", label=labels[result.path])
             axis.fill_between(x, low, high, alpha=0.15)
-    axes[0].set(xlabel="round", ylabel=f"personal {HEADINGS[metric]}")
+    kinds = {main_model(result.summary["metrics"]) for result in results}
+    axes[0].set(xlabel="round", ylabel=f"{' or '.join(sorted(kinds))} {HEADINGS[metric]}")
     axes[1].set(xlabel="examples processed a seed", xscale="log")
     axes[1].xaxis.set_minor_formatter(NullFormatter())
     axes[1].legend(fontsize="small")

@@ -48,7 +48,7 @@ def execute(
     else:
         hint = "it has no checkpoint (checkpoint_every = 0) to go on from"
     try:
-        with _stop_on_interrupt(folder) as stop, _progress(run.rounds) as show:
+        with stop_on_interrupt(folder) as stop, _progress(run.rounds) as show:
             trained = rounds.train(
                 experiment,
                 folder,
@@ -74,7 +74,7 @@ def execute(
 
 
 @contextmanager
-def _stop_on_interrupt(folder: Path) -> Iterator[list[int]]:
+def stop_on_interrupt(folder: Path) -> Iterator[list[int]]:
     """Collects the first Ctrl-C, so that a round is not cut in two; a second one aborts.
 
     While data are still being loaded there is nothing to finish, and the first one aborts.
@@ -127,10 +127,11 @@ def _figures(line: dict[str, Any]) -> dict[str, str]:
     """What is worth watching, as means over seeds."""
     figures = {"loss": f"{_mean(line['loss']):.3f}"}
     metrics = line.get("metrics", {})
-    if "personal_accuracy" in metrics:
-        figures["personal"] = f"{100 * _mean(metrics['personal_accuracy']):.1f} %"
-    elif "personal_rmse" in metrics:
-        figures["RMSE"] = f"{_mean(metrics['personal_rmse']):.3f}"
+    model = report.main_model(metrics)
+    if f"{model}_accuracy" in metrics:
+        figures[model] = f"{100 * _mean(metrics[f'{model}_accuracy']):.1f} %"
+    elif f"{model}_rmse" in metrics:
+        figures["RMSE"] = f"{_mean(metrics[f'{model}_rmse']):.3f}"
     errors = [e for e in line["coreset"].get("held_out_error", []) if e is not None]
     if errors:
         figures["coreset error"] = f"{_mean(errors):.3f}"

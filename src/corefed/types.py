@@ -80,8 +80,14 @@ class Method(NamedTuple):
     step: Callable[[Tree, Batch, Tensor], tuple[Tree, Tree]]  # (working, batch, noise)
     end: Callable[[Tree, Tree], tuple[Tree, Tree]]  # (broadcast, working) -> (message, private)
     aggregate: Callable[[Tree, Update], Tree]
-    models: Callable[[Tree, Tree], dict[str, Tree]]  # (broadcast, private) -> models to evaluate
+    models: Callable[[Tree, Tree, ClientData], dict[str, Tree]]  # (broadcast, private, training
+    # data) -> models to evaluate: personal, global, localized; those that the method has
     predict: Callable[[Tree, Tensor, Tensor], Tensor]  # (model, x, noise) -> [C, n, out]
-    noise: tuple[int, ...]  # shape, for one client, of the standard normals one step consumes
+    noise: tuple[int, ...]  # shape, for one client, of the standard normals one step consumes;
+    # its last entry is what a draw of the weights consumes at evaluation: (0,) for a point estimate
     report: Callable[[Tree], Tree] = lambda private: {}  # figures a client, [C] each, to record
     select_every: int = 0  # local steps between calls of `select` inside a round; 0: once a round
+    batches: int = 1  # independent minibatches of a step, side by side along the batch axis
+    passes: int = 1  # gradients of one minibatch's size in a step, to count examples by
+    downlink: tuple[str, ...] | None = None  # what of the server's state is sent; None: all of it
+    elsewhere: bool = False  # personal models are also tried on the other clients' test points

@@ -31,6 +31,9 @@ from corefed.bayes import gaussian
 from corefed.models import Model
 from corefed.types import ClientData
 
+BLOCK = 1 << 27
+"""Activations of all clients, draws and rows of the sketch that are held at once: 512 MiB."""
+
 
 def kl_rows(
     model: Model,
@@ -52,31 +55,40 @@ def kl_rows(
     """
     v_w, v_q, v_z = _mu_sigma(q_w), _mu_sigma(q), _mu_sigma(z)
     root_fisher = torch.stack([v_q[:, 1].reciprocal(), 2**0.5 / v_q[:, 1]], 1)
-    y = data.y.unsqueeze(1)
+    blocks = _blocks(model, data, w, sketch.shape[1] * noise.shape[:2].numel())
 
     def theta(v: Tensor) -> Tensor:
         return v[:, 0].unsqueeze(1) + v[:, 1].unsqueeze(1) * noise
 
-    def losses(v: Tensor) -> Tensor:  # l_j for every client and point: [C, n]
-        return -model.log_likelihood(theta(v), data.x, data.y).mean(1)
-
-    def network(v: Tensor) -> Tensor:
-        return model.forward(theta(v), data.x)
-
     prior = _kl_curvature(v_w, v_z) * zeta
     fixed = theta(v_w)
 
-    def negative_log_p(output: Tensor) -> Tensor:
-        return -model.likelihood.log_prob(fixed, output, y).sum()
+    def likelihood_curvature(u: Tensor, block: ClientData) -> Tensor:
+        def network(v: Tensor) -> Tensor:
+            return model.forward(theta(v), block.x)
 
-    output, pull = vjp(network, v_w)[:2]
-    per_point = (w / noise.shape[1]).unsqueeze(1).unsqueeze(-1)
+        def negative_log_p(output: Tensor) -> Tensor:
+            return -model.likelihood.log_prob(fixed, output, block.y.unsqueeze(1)).sum()
 
-    def curvature(u: Tensor) -> Tensor:  # H u
+        output, pull = vjp(network, v_w)[:2]
         change = jvp(network, (v_w,), (u,))[1]
         slope = jvp(grad(negative_log_p), (output,), (change,))[1]
+        per_point = (block.weight / noise.shape[1]).unsqueeze(1).unsqueeze(-1)
         back: Tensor = pull(slope * per_point)[0]
-        return back + prior * u
+        return back
+
+    def curvature(u: Tensor) -> Tensor:  # H u
+        total = prior * u
+        for block in blocks:
+            total = total + likelihood_curvature(u, block)
+        return total
+
+    def change_of_losses(u: Tensor, block: ClientData) -> Tensor:  # of each point along u: [C, b]
+        def losses(v: Tensor) -> Tensor:
+            return -model.log_likelihood(theta(v), block.x, block.y).mean(1)
+
+        change: Tensor = jvp(losses, (v_w,), (u,))[1]
+        return change
 
     # All s right-hand sides at once: they share every forward pass of the network.
     omega = sketch.movedim(1, 0)  # [s, C, 2, P]
@@ -84,11 +96,20 @@ def kl_rows(
         u = root_fisher * omega / _diagonal(vmap(curvature), prior, omega)
     else:
         u = _conjugate_gradients(vmap(curvature), prior, root_fisher * omega, iterations)
-    by_loss = vmap(lambda direction: jvp(losses, (v_w,), (direction,))[1])(u)  # [s, C, n]
-    rows = -(2**-0.5) * by_loss * (data.weight > 0)
+    parts = [vmap(lambda one, block=block: change_of_losses(one, block))(u) for block in blocks]
+    rows = -(2**-0.5) * torch.cat(parts, -1) * (data.weight > 0)  # [s, C, n]
     gap = (omega * root_fisher * (v_w - v_q)).sum((-2, -1))
     offsets = (rows * w).sum(-1) - 2**-0.5 * gap
     return rows.movedim(0, 1), offsets.movedim(0, 1)
+
+
+def _blocks(model: Model, data: ClientData, w: Tensor, networks: int) -> list[ClientData]:
+    """Points, with the weights w, to push through the network together: all of them, unless
+    their activations are many."""
+    n = w.shape[1]
+    size = max(1, BLOCK // (model.activation * networks)) if model.activation else n
+    fields = (field.split(size, 1) for field in (data.x, data.y, w))
+    return [ClientData(*block) for block in zip(*fields, strict=True)]
 
 
 def _conjugate_gradients(

@@ -33,7 +33,8 @@ from corefed.bayes import elbo, gaussian
 from corefed.coreset import selection
 from corefed.coreset.kl_rows import kl_rows
 from corefed.methods import pfedbayes
-from corefed.methods.random_subset import subset_size, uniform
+from corefed.methods.random_subset import uniform
+from corefed.methods.subset import subset_size
 from corefed.models import Model
 from corefed.rng import SERVER, Streams, Who
 from corefed.types import Batch, ClientData, Method, Tree, Work
@@ -98,6 +99,9 @@ PRESETS: dict[str, dict[str, object]] = {
         "kl_weight": 1.0,
     },
 }
+
+
+check = pfedbayes.check
 
 
 def build(config: Config, model: Model) -> Method:
@@ -196,7 +200,7 @@ def quality_of(
     config: Config, model: Model, q: Tensor, w: Tensor, data: ClientData, streams: Streams
 ) -> selection.Quality:
     """How well w stands in for all data on fresh draws around q."""
-    sketch = selection.Sketch(config.widths, config.check_draws, config.feature_draws // 2)
+    sketch = selection.Sketch(config.widths, config.check_draws, -(-config.feature_draws // 2))
     g = selection.stacked_potentials(model, q, data, sketch, streams, "check")
     return selection.judge(g, w, subset_size(data.size, config.fraction), data.weight > 0)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from corefed import optim
 from corefed.bayes import elbo, gaussian
 from corefed.bayes.predict import predictive
+from corefed.errors import UserError
 from corefed.models import Model
 from corefed.rng import Streams
 from corefed.types import Batch, ClientData, Method, Tree, Update
@@ -100,7 +101,7 @@ def build(config: Config, model: Model) -> Method:
         }
         return {"v": working["z"]}, private
 
-    def models(broadcast: Tree, private: Tree) -> dict[str, Tree]:
+    def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
         return {
             "personal": {"v": private["q"]},
             "global": {"v": broadcast["v"]},
@@ -121,6 +122,12 @@ def build(config: Config, model: Model) -> Method:
         predict=lambda tree, x, noise: predictive(model, tree["v"], x, noise),
         noise=(config.monte_carlo, model.size),
     )
+
+
+def check(config: Config) -> None:
+    """A posterior beyond the average of those uploaded may have no positive variance."""
+    if config.beta > 1:
+        raise UserError(f"beta is {config.beta:g}; it must be above 0 and at most 1.")
 
 
 def aggregate(config: Config, server: Tree, update: Update) -> Tree:

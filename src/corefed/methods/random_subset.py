@@ -1,67 +1,63 @@
-"""RandomSubset: PFedBayes on k = fraction n points drawn uniformly, each with weight n / k.
+"""RandomSubset: a method on k = fraction n points drawn uniformly, each with weight n / k.
 
-The baseline every coreset has to beat: chosen once, or redrawn after a number of local steps.
+The baseline every coreset has to beat: over PFedBayes, or over FedAvg, chosen once or redrawn after
+a number of local steps.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from corefed.methods import pfedbayes
+from corefed.errors import UserError
+from corefed.methods import fedavg, pfedbayes
+from corefed.methods.subset import on_subset, subset_size
 from corefed.models import Model
 from corefed.rng import Streams
-from corefed.types import Batch, ClientData, Method, Tree, Work
+from corefed.types import ClientData, Method
 
 
 @dataclass(frozen=True)
 class Config(pfedbayes.Config):
     """Settings of RandomSubset, beside those of PFedBayes."""
 
+    base: Literal["pfedbayes", "fedavg"] = "pfedbayes"
+    """The method that trains on the subset; fedavg takes learning_rate and initial_std alone."""
+    learning_rate: float = 0.02
+    """Step size of the clients' SGD (base fedavg)."""
     fraction: float = 0.1
     """Part of each client's points it trains on: k = ceil(fraction n)."""
     redraw_every: int = 0
     """Local steps after which a new subset is drawn; 0 keeps the first for the whole run."""
 
 
+def check(config: Config) -> None:
+    """Beside the values of PFedBayes: a setting of the base that was not chosen does nothing."""
+    pfedbayes.check(config)
+    own = {field.name for field in dataclasses.fields(pfedbayes.Config)} - {"initial_std"}
+    idle = own if config.base == "fedavg" else {"learning_rate"}
+    for name in sorted(idle):
+        if getattr(config, name) != getattr(Config, name):
+            raise UserError(
+                f"{name} is {getattr(config, name)}, but base {config.base} does not use it; "
+                "leave it out or choose the other base."
+            )
+
+
 def build(config: Config, model: Model) -> Method:
     base = pfedbayes.build(config, model)
+    if config.base == "fedavg":
+        own = fedavg.Config(learning_rate=config.learning_rate, initial_std=config.initial_std)
+        base = fedavg.build(own, model)
 
-    def init_client(broadcast: Tree, data: ClientData) -> Tree:
-        age = torch.full((data.weight.shape[0],), -1.0, device=data.weight.device)
-        chosen = {"weight": torch.zeros_like(data.weight), "age": age}
-        return {**base.init_client(broadcast, data), **chosen}
+    def choose(data: ClientData, streams: Streams) -> Tensor:
+        return uniform(data, config.fraction, streams)
 
-    def select(working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
-        age = working["age"]
-        due = age < 0 if config.redraw_every == 0 else (age < 0) | (age >= config.redraw_every)
-        rows = due.nonzero().squeeze(-1)
-        if len(rows) > 0:
-            part = ClientData(*(field[rows] for field in data))
-            drawn = uniform(part, config.fraction, streams.subset(rows.tolist()))
-            working["weight"] = working["weight"].index_copy(0, rows, drawn)
-            working["age"] = age.masked_fill(due, 0.0)
-        return working
-
-    def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
-        working["age"] = working["age"] + 1
-        return base.step(working, batch, noise)
-
-    return base._replace(
-        name="random-subset",
-        init_client=init_client,
-        select=select,
-        weights=lambda working, data: working["weight"],
-        step=step,
-        select_every=config.redraw_every,
-    )
-
-
-def subset_size(size: Tensor, fraction: float) -> Tensor:
-    """k_i = ceil(fraction n_i), at least 1: [C] int64."""
-    return torch.ceil(size.double() * fraction - 1e-9).long().clamp_min(1)
+    return on_subset(base, "random-subset", choose, config.redraw_every)
 
 
 def uniform(data: ClientData, fraction: float, streams: Streams) -> Tensor:

@@ -36,7 +36,39 @@ METHODS: dict[str, Entry] = {
     ),
     "random-subset": Entry(
         "corefed.methods.random_subset",
-        "pfedbayes on a uniformly drawn subset, chosen once or redrawn",
+        "pfedbayes or fedavg on a uniformly drawn subset, chosen once or redrawn",
+    ),
+    "fedavg": Entry(
+        "corefed.methods.fedavg",
+        "one model for all, the average of what clients train (McMahan 2017)",
+    ),
+    "pfedme": Entry(
+        "corefed.methods.pfedme",
+        "personal models near a global one, by Moreau envelopes (Dinh 2020)",
+    ),
+    "per-fedavg": Entry(
+        "corefed.methods.per_fedavg",
+        "a global model that one gradient step makes personal (Fallah 2020)",
+    ),
+    "bnfed": Entry(
+        "corefed.methods.bnfed",
+        "neurons matched across clients by a Beta-Bernoulli process (PFNM, Yurochkin 2019)",
+    ),
+    "independent": Entry(
+        "corefed.methods.independent",
+        "every client alone, and tried on the others' test data",
+    ),
+    "submodular-logdet": Entry(
+        "corefed.methods.submodular_logdet",
+        "fedavg on points chosen greedily by the log-determinant of their similarities",
+    ),
+    "submodular-dispsum": Entry(
+        "corefed.methods.submodular_dispsum",
+        "fedavg on points chosen greedily by the sum of their distances",
+    ),
+    "submodular-dispmin": Entry(
+        "corefed.methods.submodular_dispmin",
+        "fedavg on points chosen greedily by their smallest distance",
     ),
 }
 

@@ -42,10 +42,10 @@ def local_round(
             working = method.select(working, data, streams, work)
         weight = method.weights(working, data)
         noise = noises(streams, method.noise, steps)
-        for batch in batches(data, weight, streams, steps, work.batch):
+        for batch in batches(data, weight, streams, steps, work.batch, method.batches):
             working, info = method.step(working, batch, next(noise))
             loss += info["loss"]
-        examples += steps * (weight > 0).sum(-1).cpu().clamp_max(work.batch)
+        examples += steps * method.passes * (weight > 0).sum(-1).cpu().clamp_max(work.batch)
         done += steps
     message, private = method.end(broadcast, working)
     return Trained(message, private, loss / work.steps, examples)
@@ -118,19 +118,20 @@ class Clients:
         return {k: torch.stack([s[k] for s in servers])[runs] for k in servers[0]}
 
 
-def chunk_for(server: Tree, data: ClientData, memory_mb: int) -> int:
+def chunk_for(server: Tree, data: ClientData, memory_mb: int, activations: int = 0) -> int:
     """How many clients to train at once within a memory bound.
 
     A client in training holds about eight copies of what the server sends (posterior, localised
-    model, two moments each, gradients, noise and scratch) beside its data. On a CPU, vectors of
-    more than about 8 MiB for all clients together fall out of the cache and into fresh pages of the
-    allocator: measured slower, so the chunk stops there.
+    model, two moments each, gradients, noise and scratch) beside its data, and the `activations`
+    numbers that its minibatch leaves for back-propagation, with a quarter more on the way back. On
+    a CPU, vectors of more than about 8 MiB for all clients together fall out of the cache and into
+    fresh pages of the allocator: measured slower, so the chunk stops there.
     """
     state = sum(value.numel() * value.element_size() for value in server.values())
-    per_client = 8 * state + 2 * 4 * data.x[0].numel()
+    per_client = 8 * state + 2 * 4 * data.x[0].numel() + 5 * activations
     bound = max(1, memory_mb * 2**20 // per_client)
     if data.weight.device.type == "cpu":
-        bound = min(bound, max(1, (8 << 20) // max(1, state)))
+        bound = min(bound, max(1, (8 << 20) // max(1, state + 4 * activations)))
     return min(bound, len(data.weight))
 
 

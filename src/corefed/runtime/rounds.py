@@ -17,7 +17,7 @@ from corefed.config import Experiment, Run, to_dict
 from corefed.errors import UserError
 from corefed.evaluate import evaluate
 from corefed.experiment import Setup, prepare
-from corefed.types import Tree
+from corefed.types import Method, Tree
 
 Line = dict[str, Any]
 """One round as `rounds.jsonl` has it."""
@@ -74,7 +74,8 @@ def train(
             break
 
     finished = len(lines) == run.rounds
-    summary = record.summarise(values, lines, record.environment(run.device))
+    about = {**record.environment(run.device), "notes": list(setup.data.notes)}
+    summary = record.summarise(values, lines, about)
     if folder is not None and finished:
         folder.finish(summary)
     return Trained(summary, finished, setup, servers)
@@ -86,7 +87,8 @@ def _round(setup: Setup, servers: list[Tree], t: int) -> tuple[Line, list[Tree]]
     began = time.perf_counter()
     cohorts = [rng.choose(seed, t, run.clients, run.cohort or run.clients) for seed in run.seeds]
     updates, loss, examples = clients.train(t, servers, cohorts)
-    down = [_bytes(server) * len(cohort) for server, cohort in zip(servers, cohorts, strict=True)]
+    sent = [_sent(method, server) for server in servers]
+    down = [_bytes(tree) * len(cohort) for tree, cohort in zip(sent, cohorts, strict=True)]
     servers = [method.aggregate(s, update) for s, update in zip(servers, updates, strict=True)]
     _refuse_divergence(run, t, loss)
     line: Line = {
@@ -107,6 +109,7 @@ def _round(setup: Setup, servers: list[Tree], t: int) -> tuple[Line, list[Tree]]
             name: [each[name] for each in evaluation.metrics] for name in evaluation.metrics[0]
         }
         line["clients"] = evaluation.clients
+        line["classes"] = _by_label(evaluation.classes, setup.data.labels)
         line["evaluate_seconds"] = _since(began, run.device)
     line["peak_memory_mb"] = peak_memory_mb(run.device)
     return line, servers
@@ -132,6 +135,27 @@ def _figures(report: Tree, runs: int) -> dict[str, list[float | None]]:
     """Means over the clients that have a figure, by run; None where no client has one."""
     means = {k: v.double().view(runs, -1).nanmean(-1).tolist() for k, v in report.items()}
     return {k: [None if isnan(mean) else mean for mean in v] for k, v in means.items()}
+
+
+def _by_label(
+    classes: list[dict[str, list[float | None]]], labels: tuple[str, ...]
+) -> dict[str, dict[str, list[float | None]]]:
+    """model -> class -> accuracy by seed, of the classes that some seed tests."""
+    names = classes[0] if classes else {}
+    table = {
+        name: {label: [run[name][c] for run in classes] for c, label in enumerate(labels)}
+        for name in names
+    }
+    return {
+        name: {label: each for label, each in row.items() if set(each) != {None}}
+        for name, row in table.items()
+    }
+
+
+def _sent(method: Method, server: Tree) -> Tree:
+    """What of the server's state goes to a client."""
+    names = server if method.downlink is None else method.downlink
+    return {name: server[name] for name in names}
 
 
 def _bytes(tree: Tree) -> int:

@@ -1,0 +1,241 @@
+"""BNFed = PFNM (Yurochkin et al., ICML 2019): one model for all, whose neurons are matched.
+
+A client trains its network by Adam on its own data and uploads it. The server takes the hidden
+neurons of all uploads for noisy copies of global ones, finds which are copies of the same by the
+Beta-Bernoulli process of `matching.py`, and puts the posterior mean of each global neuron into the
+global network: neurons that clients share are averaged, others stand side by side, so the global
+network is wider than a client's, and its width is another after each round. Output biases, and a
+learnt noise, have a meaning of their own and are averaged.
+
+In the next round a client goes on from the global neurons that it was matched to, in a network of
+its own width. It finds them itself: the network that it uploaded last is in its private state, and
+`matching.find` compares it with the broadcast. So the server remembers nothing about clients, which
+may come and go, and a client that took part in the last round finds what the server matched it to.
+A client that joins later starts from the neurons that the most clients share.
+
+State has fixed shapes here, so the server's network is padded to `growth` times the clients' width
+in each hidden layer. Unused neurons are all zeros, which changes nothing in what the network
+computes; they are sent, and counted as sent. When a layer is full, neurons must be shared.
+
+There is no personal model. `localized` is a client's network after its local steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from corefed import optim
+from corefed.bayes.predict import averaged
+from corefed.errors import UserError
+from corefed.layers import Array, Index, join, split, take
+from corefed.matching import Prior, find, match_networks, popular
+from corefed.methods.fedavg import gradient
+from corefed.models import Model, mlp
+from corefed.rng import Streams
+from corefed.types import Batch, ClientData, Method, Tree, Update, Work
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of BNFed; the paper's symbol in brackets."""
+
+    learning_rate: float = 0.01
+    """Step size of the clients' Adam, which starts anew in each round."""
+    sigma: float = 1.0
+    """Standard deviation of a client's neuron around the global one: less means more neurons."""
+    sigma_0: float = 1.0
+    """Standard deviation of global neurons around 0: less means more shrinkage towards 0."""
+    gamma: float = 1.0
+    """Mass of the Beta process (gamma_0): more means more neurons that are not shared."""
+    sweeps: int = 10
+    """Times that each client's neurons are matched at most; it ends when nothing changes."""
+    growth: int = 5
+    """The global network's hidden layers are at most so many times as wide as a client's."""
+    initial: Literal["own", "shared"] = "own"
+    """Clients' first networks: each draws its own, as in the paper, or all have the server's."""
+    initial_std: float = 0.1
+    """Standard deviation of the initial weights, as those of the Bayesian methods."""
+
+
+NARROWEST, WIDEST = 1e-4, 1e4
+"""Bounds of sigma and sigma_0: squares of what lies between can be added in float64."""
+
+MOST_BYTES = 1 << 30
+"""Of the padded global network, which each client in training receives."""
+
+
+def check(config: Config) -> None:
+    """Refuse what rounding could not bear."""
+    for name in ("sigma", "sigma_0"):
+        value = getattr(config, name)
+        if not NARROWEST <= value <= WIDEST:
+            raise UserError(
+                f"{name} is {value:g}; it must lie between {NARROWEST:g} and {WIDEST:g}."
+            )
+
+
+def build(config: Config, model: Model) -> Method:
+    padded = _padded(config, model)
+    prior = Prior(config.sigma, config.sigma_0, config.gamma, config.sweeps)
+    adam = optim.adam(config.learning_rate)
+    hidden, limits = model.widths[1:-1], padded.widths[1:-1]
+    predictors = {network.size: network for network in (model, padded)}
+
+    def init_server(streams: Streams) -> Tree:
+        """The first neurons of each layer are an initial network; `clients` 0: none matched yet."""
+        theta = model.init(streams.generators("init")[0], config.initial_std)
+        layers = split(_numpy(theta), model.widths)
+        parts = [join(layers, padded.widths), _extra(_numpy(theta), model)]
+        members = np.concatenate([np.arange(m) < n for m, n in zip(limits, hidden, strict=True)])
+        return {
+            "theta": _tensor(parts, theta),
+            "members": _tensor([members], theta),
+            "clients": theta.new_zeros(()),
+        }
+
+    def start(broadcast: Tree, private: Tree, row: int) -> Array:
+        """The client's part of the global network, [P]."""
+        whole = _numpy(broadcast["theta"][row])
+        world, members = split(whole, padded.widths), _members(broadcast["members"][row], limits)
+        if private["joined"][row] > 0 and broadcast["clients"][row] > 0:
+            own = split(_numpy(private["theta"][row]), model.widths)
+            assigned = find(own, world, members, int(broadcast["clients"][row]), prior)
+        else:
+            assigned = popular(members, hidden)
+        return np.concatenate([join(take(world, assigned), model.widths), _extra(whole, model)])
+
+    def starts(broadcast: Tree, private: Tree) -> Tree:
+        rows = [start(broadcast, private, row) for row in range(len(broadcast["theta"]))]
+        used = (broadcast["members"] > 0).to(broadcast["theta"]).split(limits, -1)
+        return {
+            "theta": _tensor(rows, broadcast["theta"]).view(len(rows), -1),
+            "neurons": torch.stack([layer.sum(-1) for layer in used], -1),
+        }
+
+    def init_client(broadcast: Tree, data: ClientData) -> Tree:
+        joined = {"joined": torch.zeros_like(broadcast["clients"])}
+        return {**joined, **starts(broadcast, joined)}
+
+    def begin(broadcast: Tree, private: Tree, data: ClientData) -> Tree:
+        kept = {name: value.clone() for name, value in private.items()}
+        first = (private["joined"] == 0) & (broadcast["clients"] == 0)
+        working = {**kept, **starts(broadcast, private), "draw": first & (config.initial == "own")}
+        return {**working, **adam.init(working["theta"])}
+
+    def select(working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
+        """Nothing is selected; here is where a client has randomness, for its first network."""
+        for row, g in enumerate(streams.generators("init", host=True)):
+            if working["draw"][row]:
+                working["theta"][row] = model.init(g, config.initial_std).to(working["theta"])
+        working["draw"] = torch.zeros_like(working["draw"])
+        return working
+
+    def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
+        loss, slope = gradient(model, working["theta"], batch)
+        adam.update(working["theta"], slope, working)
+        return working, {"loss": loss}
+
+    def end(broadcast: Tree, working: Tree) -> tuple[Tree, Tree]:
+        dropped = ("draw", "m", "v", "step")
+        private = {name: value for name, value in working.items() if name not in dropped}
+        private["joined"] = torch.ones_like(private["joined"])
+        return {"theta": working["theta"]}, private
+
+    def aggregate(server: Tree, update: Update) -> Tree:
+        order = sorted(range(len(update.clients)), key=update.clients.__getitem__)
+        uploads = _numpy(update.message["theta"])[order]
+        _refuse_divergence(uploads, [update.clients[i] for i in order])
+        world = match_networks([split(theta, model.widths) for theta in uploads], prior, limits)
+        members = [np.pad(m, (0, n - len(m))) for m, n in zip(world.counts, limits, strict=True)]
+        parts = [join(world.network, padded.widths), _extra(uploads, model).mean(0)]
+        return {
+            "theta": _tensor(parts, server["theta"]),
+            "members": _tensor(members, server["members"]),
+            "clients": torch.full_like(server["clients"], len(order)),
+        }
+
+    def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
+        return {
+            "global": {"theta": broadcast["theta"]},
+            "localized": {"theta": private["theta"]},
+        }
+
+    def predict(tree: Tree, x: Tensor, noise: Tensor) -> Tensor:
+        theta = tree["theta"]
+        return averaged(predictors[theta.shape[-1]], theta.unsqueeze(1), x)
+
+    def report(private: Tree) -> Tree:
+        """Widths of the global network that a client received, by hidden layer."""
+        widths = private["neurons"].unbind(-1)
+        return {f"global_width_{h}": width for h, width in enumerate(widths, 1)}
+
+    return Method(
+        name="bnfed",
+        init_server=init_server,
+        init_client=init_client,
+        begin=begin,
+        select=select,
+        weights=lambda working, data: data.weight,
+        step=step,
+        end=end,
+        aggregate=aggregate,
+        models=models,
+        predict=predict,
+        noise=(0,),
+        report=report,
+    )
+
+
+def _padded(config: Config, model: Model) -> Model:
+    """A network with room for the global neurons, once it is clear that they can be matched."""
+    if find_spec("scipy") is None:
+        raise UserError(
+            "bnfed matches neurons by scipy, which is not installed: pip install scipy."
+        )
+    if len(model.widths) < 3:
+        kind = "has no hidden layer" if model.widths else "is no plain ReLU network"
+        raise UserError(
+            f"bnfed matches the neurons of hidden ReLU layers, and this model {kind}; set hidden "
+            "to one or more widths, or use fedavg."
+        )
+    features, *hidden, outputs = model.widths
+    padded = mlp((features, *(config.growth * n for n in hidden), outputs), model.likelihood)
+    if 4 * padded.size > MOST_BYTES:
+        raise UserError(
+            f"growth is {config.growth}, which makes a global network of {padded.size} weights, "
+            f"more than {MOST_BYTES // 4}; use a smaller growth or narrower hidden layers."
+        )
+    return padded
+
+
+def _refuse_divergence(uploads: Array, clients: Sequence[int]) -> None:
+    for theta, client in zip(uploads, clients, strict=True):
+        if not np.isfinite(theta).all():
+            raise UserError(
+                f"Training diverged: client {client} has weights that are not finite numbers; use "
+                "a smaller learning_rate."
+            )
+
+
+def _extra(theta: Array, model: Model) -> Array:
+    """What the likelihood learns: [..., extra], the end of a flat vector."""
+    return theta[..., theta.shape[-1] - model.likelihood.extra :]
+
+
+def _members(flat: Tensor, limits: Sequence[int]) -> list[Index]:
+    return [layer.long().cpu().numpy() for layer in flat.split(list(limits))]
+
+
+def _numpy(values: Tensor) -> Array:
+    return values.detach().double().cpu().numpy()
+
+
+def _tensor(parts: Sequence[np.ndarray], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(np.float64)).to(like)

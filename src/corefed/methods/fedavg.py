@@ -1,0 +1,81 @@
+"""FedAvg (McMahan et al., AISTATS 2017): one model for all clients.
+
+A client starts at the broadcast w, makes R steps of SGD on its own data and uploads what it has;
+the server averages, each client in proportion to its number of points: w <- sum_i (n_i / n) w_i.
+
+There is no personal model. `localized` is a client's model after its local steps, before averaging.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from corefed.bayes import elbo
+from corefed.bayes.predict import averaged
+from corefed.models import Model
+from corefed.rng import Streams
+from corefed.types import Batch, ClientData, Method, Tree, Update
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of FedAvg."""
+
+    learning_rate: float = 0.02
+    """Step size of the clients' SGD."""
+    initial_std: float = 0.1
+    """Standard deviation of the initial weights of an MLP, as those of the Bayesian methods."""
+
+
+def build(config: Config, model: Model) -> Method:
+    def init_server(streams: Streams) -> Tree:
+        return {"theta": model.init(streams.generators("init")[0], config.initial_std)}
+
+    def begin(broadcast: Tree, private: Tree, data: ClientData) -> Tree:
+        kept = {name: value.clone() for name, value in private.items() if name != "theta"}
+        return {**kept, "theta": broadcast["theta"].clone()}
+
+    def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
+        loss, slope = gradient(model, working["theta"], batch)
+        working["theta"].sub_(slope, alpha=config.learning_rate)
+        return working, {"loss": loss}
+
+    def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
+        return {
+            "global": {"theta": broadcast["theta"]},
+            "localized": {"theta": private["theta"]},
+        }
+
+    return Method(
+        name="fedavg",
+        init_server=init_server,
+        init_client=lambda broadcast, data: {"theta": broadcast["theta"].clone()},
+        begin=begin,
+        select=None,
+        weights=lambda working, data: data.weight,
+        step=step,
+        end=lambda broadcast, working: ({"theta": working["theta"]}, working),
+        aggregate=aggregate,
+        models=models,
+        predict=lambda tree, x, noise: averaged(model, tree["theta"].unsqueeze(1), x),
+        noise=(0,),
+    )
+
+
+def gradient(model: Model, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The loss a datum, (1/n) sum_j w_j nll_j, and its gradient in theta: [C], [C, P]."""
+    theta = theta.detach().requires_grad_()
+    with torch.enable_grad():
+        loss = elbo.weighted_nll(model, theta.unsqueeze(1), batch)
+        (slope,) = torch.autograd.grad(loss.sum(), theta)  # clients do not interact
+    return loss.detach(), slope
+
+
+def aggregate(server: Tree, update: Update) -> Tree:
+    """w <- sum_i (n_i / n) w_i over the cohort."""
+    uploads = update.message["theta"]  # [S, P]
+    n = update.examples.to(uploads)  # integers would be divided in float32
+    return {"theta": (n / n.sum()) @ uploads}

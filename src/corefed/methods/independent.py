@@ -1,0 +1,34 @@
+"""Independent: every client alone, by SGD on its own data, from the common initial weights.
+
+Nothing is sent in either direction: messages are empty, and the server keeps the initial weights,
+which clients draw themselves from the run's seed. What federation is worth shows on the test points
+of the other clients, where a client's model is tried too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corefed.methods import fedavg
+from corefed.models import Model
+from corefed.types import ClientData, Method, Tree
+
+
+@dataclass(frozen=True)
+class Config(fedavg.Config):
+    """Settings of Independent: those of FedAvg."""
+
+
+def build(config: Config, model: Model) -> Method:
+    def begin(broadcast: Tree, private: Tree, data: ClientData) -> Tree:
+        return {name: value.clone() for name, value in private.items()}
+
+    return fedavg.build(config, model)._replace(
+        name="independent",
+        begin=begin,
+        end=lambda broadcast, working: ({}, working),
+        aggregate=lambda server, update: server,
+        models=lambda broadcast, private, data: {"personal": {"theta": private["theta"]}},
+        downlink=(),
+        elsewhere=True,
+    )

@@ -1,0 +1,61 @@
+"""FedAvg on a diverse subset of each client's points: the baselines of the paper's Table 2.
+
+In its first round a client picks k = ceil(fraction n) of its n points, greedily, by the features
+alone: no labels, no model. Each pick gets weight n/k, and the client trains on them for the rest of
+the run. The three methods `submodular-logdet`, `-dispsum` and `-dispmin` differ in what a set of
+points is worth (`corefed.coreset.submodular`). Features are x as the model sees it, flattened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from corefed.coreset.similarity import Metric
+from corefed.coreset.submodular import Objective, greedy
+from corefed.methods import fedavg
+from corefed.methods.subset import on_subset, subset_size
+from corefed.models import Model
+from corefed.rng import Streams
+from corefed.types import ClientData, Method
+
+
+@dataclass(frozen=True)
+class Config(fedavg.Config):
+    """Settings of FedAvg on a diverse subset, beside those of FedAvg."""
+
+    fraction: float = 0.5
+    """Part of each client's points it trains on: k = ceil(fraction n)."""
+    metric: Metric = "cosine"
+    """Similarity of two points: their cosine, or exp(-distance / number of features)."""
+    selection_mb: int = 2048
+    """Memory bound of a client's selection."""
+
+
+def build(objective: Objective, config: Config, model: Model, regulariser: float = 1.0) -> Method:
+    def choose(data: ClientData, streams: Streams) -> Tensor:
+        return diverse(data, objective, config, regulariser)
+
+    return on_subset(fedavg.build(config, model), f"submodular-{objective}", choose)
+
+
+def diverse(
+    data: ClientData, objective: Objective, config: Config, regulariser: float = 1.0
+) -> Tensor:
+    """Weight n/k on the k points each client picks of its own: [C, n]."""
+    weight = torch.zeros_like(data.weight)
+    sizes = subset_size(data.size, config.fraction).tolist()
+    for row, x, given, k in zip(weight, data.x, data.weight, sizes, strict=True):
+        real = given.nonzero().squeeze(-1)
+        picks = greedy(
+            x[real],
+            k,
+            objective,
+            metric=config.metric,
+            regulariser=regulariser,
+            selection_mb=config.selection_mb,
+        )
+        row[real[picks.chosen]] = len(real) / k
+    return weight

@@ -1,0 +1,13 @@
+"""FedAvg on points chosen greedily by their smallest distance; see `submodular.py`."""
+
+from __future__ import annotations
+
+from corefed.methods import submodular
+from corefed.models import Model
+from corefed.types import Method
+
+Config = submodular.Config
+
+
+def build(config: Config, model: Model) -> Method:
+    return submodular.build("dispmin", config, model)

@@ -1,0 +1,24 @@
+"""FedAvg on points chosen greedily by the log-determinant of their similarities.
+
+See `submodular.py`, which has all but the regulariser.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corefed.methods import submodular
+from corefed.models import Model
+from corefed.types import Method
+
+
+@dataclass(frozen=True)
+class Config(submodular.Config):
+    """Settings of submodular-logdet, beside those of the other two objectives."""
+
+    regulariser: float = 1.0
+    """lambda of log det(S + lambda I): the larger, the less similar points shut each other out."""
+
+
+def build(config: Config, model: Model) -> Method:
+    return submodular.build("logdet", config, model, config.regulariser)
