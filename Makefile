@@ -44,7 +44,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
 	@echo "==> installing corefed and its dependencies into $(VENV) (once; PyTorch is large)"
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,vision]'
 	@touch $@
 
 # --- A first look --------------------------------------------------------------------------------

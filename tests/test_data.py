@@ -20,6 +20,7 @@ from torch import Tensor
 
 from corefed.data import Dataset, FederatedData, Split, federate, load, stack
 from corefed.data import datasets as module
+from corefed.data import idx as official
 from corefed.errors import UserError
 
 needs_real_data = pytest.mark.skipif(
@@ -35,12 +36,12 @@ def idx(values: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
 def write(folder: Path, contents: list[bytes], monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Small stand-ins for the four MNIST files, with the MD5 table made to match them."""
     folder.mkdir(parents=True)
-    paths = [folder / name for name in module.IDX_FILES]
+    paths = [folder / name for name in official.IDX_FILES]
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(content)
     first, second, third, fourth = (hashlib.md5(content).hexdigest() for content in contents)
-    source = module.Source("http://localhost:9/", (first, second, third, fourth))
-    monkeypatch.setitem(module.IDX_SOURCES, "mnist", source)
+    source = official.Source("http://localhost:9/", (first, second, third, fourth))
+    monkeypatch.setitem(official.IDX_SOURCES, "mnist", source)
     return paths
 
 
@@ -58,6 +59,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test may see or fill the cache of whoever runs it."""
     pooch = pytest.importorskip("pooch")
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)
+    monkeypatch.delenv("COREFED_CACHE", raising=False)
 
 
 # Files
@@ -87,7 +89,8 @@ def test_search_order(
     assert len(load("mnist").x) == 9
     assert len(load("mnist", tmp_path / "b").x) == 9
     (tmp_path / "b" / "mnist").mkdir()
-    (tmp_path / "b" / "mnist" / module.IDX_FILES[0]).write_bytes(b"the argument is looked at first")
+    first = tmp_path / "b" / "mnist" / official.IDX_FILES[0]
+    first.write_bytes(b"the argument is looked at first")
     with pytest.raises(UserError, match="MD5"):
         load("mnist", tmp_path / "b")
     monkeypatch.delenv("COREFED_DATA")
@@ -96,12 +99,12 @@ def test_search_order(
 
 
 def test_wrong_md5_names_the_file_and_leaves_it(tmp_path: Path) -> None:
-    path = tmp_path / "mnist" / module.IDX_FILES[0]
+    path = tmp_path / "mnist" / official.IDX_FILES[0]
     path.parent.mkdir()
     path.write_bytes(b"not MNIST")
-    for name in module.IDX_FILES[1:]:
+    for name in official.IDX_FILES[1:]:
         (path.parent / name).touch()
-    actual, expected = hashlib.md5(b"not MNIST").hexdigest(), module.IDX_SOURCES["mnist"].md5[0]
+    actual, expected = hashlib.md5(b"not MNIST").hexdigest(), official.IDX_SOURCES["mnist"].md5[0]
     with pytest.raises(UserError) as caught:
         load("mnist", tmp_path)
     for part in (str(path), actual, expected, "Delete it, or fetch it again"):
@@ -174,14 +177,14 @@ def test_download_fills_the_cache_only(
     if not rich:
         monkeypatch.setitem(sys.modules, "rich.progress", None)
     write(tmp_path / "mirror" / "m", small_files, monkeypatch)
-    source = module.IDX_SOURCES["mnist"]
-    monkeypatch.setitem(module.IDX_SOURCES, "mnist", source._replace(mirror=mirror + "m/"))
+    source = official.IDX_SOURCES["mnist"]
+    monkeypatch.setitem(official.IDX_SOURCES, "mnist", source._replace(mirror=mirror + "m/"))
     (tmp_path / "mine").mkdir()
     assert len(load("mnist", tmp_path / "mine").x) == 9
     assert list((tmp_path / "mine").iterdir()) == []
     cached = tmp_path / "cache" / "corefed" / "mnist"
-    assert sorted(path.name for path in cached.iterdir()) == sorted(module.IDX_FILES)
-    monkeypatch.setitem(module.IDX_SOURCES, "mnist", source._replace(mirror="http://nowhere/"))
+    assert sorted(path.name for path in cached.iterdir()) == sorted(official.IDX_FILES)
+    monkeypatch.setitem(official.IDX_SOURCES, "mnist", source._replace(mirror="http://nowhere/"))
     assert len(load("mnist").x) == 9
 
 
@@ -189,16 +192,16 @@ def test_failed_download_says_where_to_put_the_files(
     mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COREFED_DATA", raising=False)
-    source = module.IDX_SOURCES["mnist"]
-    monkeypatch.setitem(module.IDX_SOURCES, "mnist", source._replace(mirror=mirror))
+    source = official.IDX_SOURCES["mnist"]
+    monkeypatch.setitem(official.IDX_SOURCES, "mnist", source._replace(mirror=mirror))
     with pytest.raises(UserError, match="404") as missing:
         load("mnist")
-    for part in (module.IDX_FILES[0], "mnist/", "COREFED_DATA", str(tmp_path / "cache")):
+    for part in (official.IDX_FILES[0], "mnist/", "COREFED_DATA", str(tmp_path / "cache")):
         assert part in str(missing.value)
-    (tmp_path / "mirror" / module.IDX_FILES[0]).write_bytes(b"something else")
+    (tmp_path / "mirror" / official.IDX_FILES[0]).write_bytes(b"something else")
     with pytest.raises(UserError, match="hash"):
         load("mnist")
-    assert not (tmp_path / "cache" / "corefed" / "mnist" / module.IDX_FILES[0]).exists()
+    assert not (tmp_path / "cache" / "corefed" / "mnist" / official.IDX_FILES[0]).exists()
     with pytest.raises(UserError, match="downloading is off"):
         load("mnist", download=False)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corefed.data import Dataset, Split, load, split
-from corefed.data.partition import default_for, table
+from corefed.data.partition import default_for, notes, table, thinned
 from corefed.errors import UserError
 
 SEEDS = st.integers(0, 2**63)
@@ -206,6 +206,157 @@ def test_defaults(name: str, spec: str) -> None:
     assert default_for(name) == spec
 
 
+# Test points that must stay apart
+
+
+def divided(train: int = 60, test: int = 20, classes: int = 3) -> Dataset:
+    """Per class, `train` points and then `test` points that are held out."""
+    held_out = (torch.arange(train + test) >= train).repeat(classes)
+    y = torch.arange(classes).repeat_interleave(train + test)
+    names = ("bacteria", "Normal", "virus", "other")[:classes]
+    x = torch.zeros(len(y), 1)
+    return Dataset("scans", x, y, classes, held_out=held_out, labels=names, keep_split=True)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=SEEDS,
+    clients=st.integers(1, 4),
+    spec=st.sampled_from(["labels:1", "labels:2:7", "dirichlet:1", "iid", "quantity:1"]),
+)
+def test_held_out_points_are_never_trained_on(seed: int, clients: int, spec: str) -> None:
+    dataset = divided()
+    splits = split(spec, dataset, clients, seed)
+    check_laws(splits, dataset, clients)
+    assert same(splits, split(spec, dataset, clients, seed))
+    assert dataset.held_out is not None
+    for one in splits:
+        assert not dataset.held_out[one.train].any()
+        assert dataset.held_out[one.test].all()
+    if spec in ("dirichlet:1", "iid", "quantity:1"):
+        assert sorted(rows(splits)) == list(range(240))
+
+
+@pytest.mark.parametrize("spec", ["dirichlet:0.7", "iid", "quantity:0.7", "labels:3"])
+def test_training_and_test_points_are_dealt_alike(spec: str) -> None:
+    """A client has the same part p of both; each cut of a class rounds by less than one point."""
+    dataset = divided(600, 200)
+    for one in split(spec, dataset, 3, 0):
+        for label in range(3) if spec.startswith(("dirichlet", "labels")) else [None]:
+            train, test = (
+                int((dataset.y[part] == label).sum()) if label is not None else len(part)
+                for part in one
+            )
+            assert abs(train / 3 - test) <= 1.5
+
+
+def test_shards_of_divided_data() -> None:
+    dataset = divided(120, 1000)
+    for client, one in enumerate(split("shards-small", dataset, 2, 0)):
+        assert dataset.held_out is not None
+        assert (
+            dataset.y[one.train].bincount(minlength=3).tolist() == [[50, 50, 0], [0, 0, 50]][client]
+        )
+        assert (
+            dataset.y[one.test].bincount(minlength=3).tolist()
+            == [[950, 950, 0], [0, 0, 950]][client]
+        )
+        assert dataset.held_out[one.test].all()
+        assert not dataset.held_out[one.train].any()
+    with pytest.raises(UserError, match=r"label 0 of scans has 120 training points.*3 clients"):
+        split("shards-small", dataset, 6, 0)
+    with pytest.raises(UserError, match=r"label 0 of scans has 900 test points, but 1 client"):
+        split("shards-small", divided(50, 900), 2, 0)
+
+
+def test_shared_normal() -> None:
+    """Client 0 has the first other class, client 1 the second, each half of the normal points."""
+    dataset = divided(61, 20)
+    splits = split("shared-normal", dataset, 2, 0)
+    check_laws(splits, dataset, 2)
+    assert sorted(rows(splits)) == list(range(243))
+    assert table(splits, dataset) in ([[61, 31, 0], [0, 30, 61]], [[61, 30, 0], [0, 31, 61]])
+    for client, one in enumerate(splits):
+        assert dataset.held_out is not None
+        assert dataset.held_out[one.test].all()
+        counts = dataset.y[one.test].bincount(minlength=3).tolist()
+        assert counts == ([20, 10, 0], [0, 10, 20])[client]
+    assert not same(splits, split("shared-normal", dataset, 2, 1))
+    assert notes("shared-normal", splits, dataset) == []
+
+
+def test_shared_normal_without_a_division() -> None:
+    dataset = divided()._replace(held_out=None, keep_split=False)
+    for client, one in enumerate(split("shared-normal", dataset, 2, 0)):
+        own = (0, 2)[client]
+        assert set(dataset.y[torch.cat([*one])].tolist()) == {own, 1}
+        assert len(one.train) + len(one.test) == 120
+        assert len(one.test) == 24
+    official = divided()._replace(keep_split=False)
+    assert official.held_out is not None
+    assert all(official.held_out[one.test].all() for one in split("shared-normal", official, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("names", "shared"),
+    [
+        (("a", "NORMAL", "b"), 1),
+        (("a", "b", "healthy"), 2),
+        (("mild", "No_DR", "severe"), 1),
+        (("nodule", "normality", "no finding"), 2),
+        (("a", "b", "c"), 0),
+        ((), 0),
+    ],
+)
+def test_which_class_is_normal(names: tuple[str, ...], shared: int) -> None:
+    dataset = divided()._replace(labels=names)
+    counts = torch.tensor(table(split("shared-normal", dataset, 2, 0), dataset))
+    assert counts[:, shared].tolist() == [30, 30]
+    said = notes("shared-normal", split("shared-normal", dataset, 2, 0), dataset)
+    guessed = names in (("a", "b", "c"), ())
+    first = names[0] if names else "0"
+    assert said == ([f"No class is named normal; shared-normal shares the first, {first!r}."]
+                    if guessed else [])  # fmt: skip
+
+
+def test_shared_normal_refuses() -> None:
+    for dataset, clients, message in (
+        (
+            divided(classes=4),
+            2,
+            r"three classes.*scans has 4\. Choose three by --set classes=A,B,C",
+        ),
+        (divided(classes=2), 2, "scans has 2"),
+        (divided(), 3, "for 2 clients, not 3; use --clients 2"),
+        (divided()._replace(labels=("normal", "healthy", "x")), 2, "'normal' and 'healthy' could"),
+        (regression(), 2, "regression without labels"),
+    ):
+        with pytest.raises(UserError, match=message):
+            split("shared-normal", dataset, clients, 0)
+
+
+def test_one_normal_test_point() -> None:
+    """It goes to one client; the other has its own class to be tested on."""
+    tested = [len(one.test) for one in split("shared-normal", divided(test=1), 2, 0)]
+    assert sorted(tested) == [1, 2]
+
+
+def test_too_few_test_points_for_the_clients() -> None:
+    with pytest.raises(UserError, match=r"needs 2 to train on and 1 to test\. Use fewer"):
+        split("iid", divided(60, 1), 4, 0)
+
+
+def test_note_on_classes_without_training_points() -> None:
+    dataset = divided()
+    whole = torch.arange(240)
+    splits = [Split(whole[:60], whole[60:80]), Split(whole[80:120], whole[220:])]
+    (note,) = notes("iid", splits, dataset)
+    assert "1 of 2 clients" in note
+    assert "client 1, class 'virus'" in note
+    targets = regression()
+    assert notes("iid", split("iid", targets, 3, 0), targets) == []
+
+
 # Errors
 
 
@@ -256,3 +407,18 @@ def test_label_partitions_need_labels() -> None:
         split("natural", pool("any", 50)._replace(groups=None), 3, 0)
     with pytest.raises(UserError, match="seed"):
         split("iid", pool("any", 50), 3, -1)
+
+
+def test_thinned_clients_keep_a_part_of_their_own_points() -> None:
+    splits = split("iid", pool("any", 11, 9), 4, seed=0)
+    half = thinned(splits, 0.5, seed=0)
+    for before, after in zip(splits, half, strict=True):
+        assert len(after.train) == -(-len(before.train) // 2)  # rounded up
+        assert set(after.train.tolist()) < set(before.train.tolist())
+        assert after.train.tolist() == sorted(after.train.tolist())
+        assert torch.equal(after.test, before.test)
+    again, other = (thinned(splits, 0.5, seed=s) for s in (0, 1))
+    assert all(torch.equal(a.train, b.train) for a, b in zip(half, again, strict=True))
+    assert any(not torch.equal(a.train, b.train) for a, b in zip(half, other, strict=True))
+    assert thinned(splits, 1.0, seed=0) is splits
+    assert all(len(one.train) == 1 for one in thinned(splits, 1e-9, seed=0))

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
+Embedding = Literal["auto", "efficientnet-lite0", "resnet18", "none"]
+
+
 @dataclass(frozen=True)
 class Run:
     """What every run has, whatever its method."""
@@ -33,10 +36,20 @@ class Run:
     """The method to train; `corefed methods` lists them."""
     data: str = "digits"
     """The data set; `corefed datasets` lists them."""
+    classes: tuple[str, ...] = ()
+    """Classes of the data to use, by name or number, in this order; empty takes all."""
+    embedding: Embedding = "auto"
+    """Image folders and MedMNIST: the frozen network whose features are learnt from; none takes
+    raw pixels of 32 x 32, auto the first network that is installed."""
+    bad_images: Literal["refuse", "skip"] = "refuse"
+    """Image folders: stop at images that cannot be read, or leave them out and say so."""
     partition: str = ""
     """How data are dealt to clients; empty takes the usual one for the data."""
     clients: int = 10
     """Number of clients (N)."""
+    keep: float = 1.0
+    """Part of each client's training points that it has at all; the others are left out, drawn
+    at random."""
     rounds: int = 30
     """Communication rounds (T)."""
     local_steps: int = 20
@@ -47,14 +60,20 @@ class Run:
     """One repetition a seed, each with its own split and initial weights, trained together."""
     cohort: int = 0
     """Clients drawn for each round (S); 0 takes all."""
+    model: Literal["auto", "mlp", "cnn"] = "auto"
+    """The network: fully connected or convolutional; auto is cnn for CIFAR-10 and for
+    folders of images that are not embedded."""
+    channels: tuple[int, ...] = (32, 64, 64)
+    """Channels of a cnn's convolutions, each followed by pooling."""
     hidden: tuple[int, ...] = (100,)
-    """Widths of the network's hidden layers; empty is a linear model."""
+    """Widths of the hidden layers, in a cnn those after the convolutions; empty: none."""
     noise: float = 1.0
     """Regression: standard deviation of the targets' noise, or where learning starts from."""
     learn_noise: bool = False
     """Regression: learn the noise with the weights."""
-    scale: Literal["unit", "standard"] = "unit"
-    """Features as they are, or centred and divided by their training standard deviation."""
+    scale: Literal["auto", "unit", "standard"] = "auto"
+    """Features as they are (unit), or centred and divided by their training standard deviation;
+    auto is standard for a cnn, unit otherwise."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda or cuda:INDEX."""
     runtime: Literal["vmap", "loop"] = "vmap"

@@ -62,10 +62,10 @@ def load(name: str, data_dir: Path | None, seed: int) -> Table:
     if name.startswith("npz:"):
         return _from_npz(Path(name.removeprefix("npz:")))
     dataset = datasets.load(name, data_dir, seed=seed)
-    x, y = dataset.x, dataset.y
+    rows = torch.arange(len(dataset.y))
     if dataset.held_out is not None:
-        x, y = x[~dataset.held_out], y[~dataset.held_out]
-    return Table(name, x, y, dataset.classes)
+        rows = rows[~dataset.held_out]
+    return Table(name, dataset.values(rows).flatten(1), dataset.y[rows], dataset.classes)
 
 
 def choose(model: str, table: Table) -> str:

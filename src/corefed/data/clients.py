@@ -23,6 +23,8 @@ class FederatedData(NamedTuple):
     classes: int  # 0 for regression
     targets: int  # width of the regression output; 0 for classification
     names: list[str]  # [C]
+    labels: tuple[str, ...] = ()  # names of the classes; empty for regression
+    notes: tuple[str, ...] = ()  # what whoever reads results should know of the data
 
 
 def federate(
@@ -47,6 +49,8 @@ def federate(
         classes=dataset.classes,
         targets=0 if dataset.classes else dataset.y.shape[-1],
         names=[f"client {client}" for client in range(len(splits))],
+        labels=dataset.labels or tuple(map(str, range(dataset.classes))),
+        notes=dataset.notes,
     )
 
 
@@ -61,12 +65,14 @@ def stack(many: list[FederatedData]) -> FederatedData:
         classes=first.classes,
         targets=first.targets,
         names=[name for one in many for name in one.names],
+        labels=first.labels,
+        notes=tuple(dict.fromkeys(note for one in many for note in one.notes)),
     )
 
 
 def _check_memory(dataset: Dataset, splits: list[Split], memory_mb: int) -> None:
     """Padding multiplies the largest client by the number of clients: refuse before allocating."""
-    point = sum(row.numel() * row.element_size() for row in (dataset.x[0], dataset.y[0])) + 4
+    point = 4 * dataset.x[0].numel() + dataset.y[0].numel() * dataset.y.element_size() + 4
     padded = max(len(one.train) for one in splits) + max(len(one.test) for one in splits)
     needed_mb = point * padded * len(splits) / 2**20
     if needed_mb > memory_mb:
@@ -81,17 +87,17 @@ def _check_memory(dataset: Dataset, splits: list[Split], memory_mb: int) -> None
 
 def _training_scale(dataset: Dataset, splits: list[Split]) -> tuple[float, float]:
     rows = torch.cat([one.train for one in splits])
-    std, mean = torch.std_mean(dataset.x[rows], correction=0)
+    std, mean = torch.std_mean(dataset.values(rows), correction=0)
     return mean.item(), std.item() or 1.0  # constant features: centre only
 
 
 def _pad(dataset: Dataset, rows: list[Tensor], mean: float, std: float) -> ClientData:
     shape = len(rows), max(len(one) for one in rows)
-    x = dataset.x.new_zeros(*shape, *dataset.x.shape[1:])
+    x = torch.zeros(*shape, *dataset.x.shape[1:])
     y = dataset.y.new_zeros(*shape, *dataset.y.shape[1:])
     weight = torch.zeros(shape)
     for client, one in enumerate(rows):
-        x[client, : len(one)] = (dataset.x[one] - mean) / std
+        x[client, : len(one)] = dataset.values(one).sub_(mean).div_(std)
         y[client, : len(one)] = dataset.y[one]
         weight[client, : len(one)] = 1
     return ClientData(x, y, weight)

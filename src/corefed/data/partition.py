@@ -1,7 +1,8 @@
 """Deal one pool of points to clients. A split is a pure function of labels (or groups) and a seed.
 
 `shards-*` follows the fixed counts of the pFedBayes protocol; every other split divides all points
-among the clients and sets a fifth of each client's points aside for testing.
+among the clients and sets a fifth of each client's points aside for testing, unless the data come
+with test points that must stay apart.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from corefed.data import dealing
 from corefed.data.datasets import Dataset
+from corefed.data.dealing import Indices, Pool
 from corefed.errors import UserError
-
-Indices = npt.NDArray[np.int64]
 
 SPECS = {
     "shards-small": "shards-small",
@@ -30,6 +30,7 @@ SPECS = {
     "quantity": "quantity:A",
     "iid": "iid",
     "natural": "natural",
+    "shared-normal": "shared-normal",
 }
 """Name of a partition -> how to write it."""
 
@@ -50,6 +51,7 @@ MINIMUM_TRAIN, MINIMUM_TEST = 2, 1
 MINIMUM = MINIMUM_TRAIN + MINIMUM_TEST
 DRAWS = 100  # attempts at a random split that leaves every client its minimum
 _PURPOSE = 0x5B117  # keeps these draws apart from other users of the same seed
+_THINNING = 0x7B1A5
 
 
 class Split(NamedTuple):
@@ -84,7 +86,7 @@ def split(spec: str, dataset: Dataset, clients: int, seed: int) -> list[Split]:
         name, (0,)
     ):
         raise UserError(f"Partition {spec!r} is not written like that; write {SPECS[name]}.")
-    by_label = name.startswith("shards-") or name in ("labels", "dirichlet")
+    by_label = name.startswith("shards-") or name in ("labels", "dirichlet", "shared-normal")
     if by_label and dataset.classes == 0:
         raise UserError(
             f"Partition {spec!r} deals by label, but {dataset.name} is a regression without "
@@ -92,36 +94,73 @@ def split(spec: str, dataset: Dataset, clients: int, seed: int) -> list[Split]:
         )
 
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([_PURPOSE, seed])))
-    labels = _labels(dataset)
+    pool = _pool(dataset, name)
     if name.startswith("shards-"):
-        return _shards(name, dataset, labels, clients, rng)
-    if clients * MINIMUM > len(labels):
+        dealt = dealing.shards(name, _shard_counts(name, dataset.name), pool, clients, rng)
+        return [_as_split(train, test) for train, test in zip(*dealt, strict=True)]
+    if name != "shared-normal" and clients * MINIMUM > len(pool.labels):
         raise UserError(
-            f"{dataset.name} has {len(labels)} points, too few for {clients} clients of at least "
-            f"{MINIMUM}; use at most {len(labels) // MINIMUM} clients."
+            f"{dataset.name} has {len(pool.labels)} points, too few for {clients} clients of at "
+            f"least {MINIMUM}; use at most {len(pool.labels) // MINIMUM} clients."
         )
     cap = None
     if name == "labels":
         per_client, *caps = (_whole(text, spec) for text in arguments)
         cap = caps[0] if caps else None
-        pieces = _by_labels(spec, per_client, dataset, labels, clients, rng)
-    elif name == "dirichlet":
+        pieces = dealing.by_labels(spec, per_client, pool, clients, rng)
+    elif name in ("dirichlet", "quantity"):
+        deal = dealing.dirichlet if name == "dirichlet" else dealing.quantity
         concentration = _concentration(arguments[0], spec)
-        pieces = _redraw(spec, lambda: _dirichlet(labels, clients, concentration, rng))
-    elif name == "quantity":
-        concentration = _concentration(arguments[0], spec)
-        pieces = _redraw(spec, lambda: _quantity(labels, clients, concentration, rng))
+        pieces = _redraw(spec, pool, lambda: deal(pool, clients, concentration, rng))
     elif name == "natural":
         pieces = _natural(dataset, clients)
+    elif name == "shared-normal":
+        pieces = dealing.shared_normal(pool, clients, rng)
     else:
-        pieces = np.array_split(rng.permutation(len(labels)), clients)
+        pieces = dealing.evenly(pool, clients, rng)
     for client, piece in enumerate(pieces):
-        if len(piece) < MINIMUM:
+        if not _enough(piece, pool):
             raise UserError(
                 f"Partition {spec!r} leaves client {client} with {len(piece)} points of "
-                f"{dataset.name}; it needs {MINIMUM}. Use fewer clients."
+                f"{dataset.name}; it needs {MINIMUM_TRAIN} to train on and {MINIMUM_TEST} to test. "
+                "Use fewer clients."
             )
-    return [_train_and_test(piece, labels, cap, rng) for piece in pieces]
+    return [_train_and_test(piece, pool, cap, rng) for piece in pieces]
+
+
+def notes(spec: str, splits: list[Split], dataset: Dataset) -> list[str]:
+    """Sentences about a split that whoever reads its results should know."""
+    found = []
+    names = _pool(dataset, spec).names
+    if spec == "shared-normal" and dealing.normal_class(names) is None:
+        found.append(f"No class is named normal; shared-normal shares the first, {names[0]!r}.")
+    untrained = [
+        (client, label)
+        for client, one in enumerate(splits)
+        if dataset.classes
+        for label in sorted(set(dataset.y[one.test].tolist()) - set(dataset.y[one.train].tolist()))
+    ]
+    if untrained:
+        client, label = untrained[0]
+        count = len({client for client, _ in untrained})
+        found.append(
+            f"{count} of {len(splits)} clients have test points of a class that they have no "
+            f"training points of; the first is client {client}, class {names[label]!r}."
+        )
+    return found
+
+
+def thinned(splits: list[Split], keep: float, seed: int) -> list[Split]:
+    """Each client with ceil(keep n) of its n training points, at random; tests stay as they are."""
+    if keep >= 1:
+        return splits
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([_THINNING, seed])))
+    found = []
+    for one in splits:
+        count = max(1, math.ceil(keep * len(one.train) - 1e-9))
+        chosen = np.sort(rng.permutation(len(one.train))[:count])
+        found.append(one._replace(train=one.train[torch.from_numpy(chosen)]))
+    return found
 
 
 def table(splits: list[Split], dataset: Dataset) -> list[list[int]]:
@@ -139,6 +178,34 @@ def _labels(dataset: Dataset) -> Indices:
         return np.zeros(len(dataset.y), dtype=np.int64)
     labels: Indices = dataset.y.numpy()
     return labels
+
+
+def _pool(dataset: Dataset, name: str) -> Pool:
+    """Test points stay apart where the data say so, and where the protocol does."""
+    apart = dataset.held_out is not None and (dataset.keep_split or name == "shared-normal")
+    return Pool(
+        dataset.name,
+        _labels(dataset),
+        dataset.classes,
+        dataset.labels or tuple(map(str, range(dataset.classes))),
+        dataset.held_out.numpy() if apart and dataset.held_out is not None else None,
+    )
+
+
+def _shard_counts(name: str, data: str) -> tuple[int, int]:
+    counts = SHARD_COUNTS.get(data, _PROTOCOL)
+    size = name.removeprefix("shards-")
+    if size not in counts:
+        known = ", ".join(f"shards-{one}" for one in counts)
+        raise UserError(f"The protocol has no {name} for {data}, only {known}.")
+    return counts[size]
+
+
+def _enough(piece: Indices, pool: Pool) -> bool:
+    if pool.held_out is None:
+        return len(piece) >= MINIMUM
+    tested = int(pool.held_out[piece].sum())
+    return tested >= MINIMUM_TEST and len(piece) - tested >= MINIMUM_TRAIN
 
 
 def _whole(text: str, spec: str) -> int:
@@ -162,115 +229,16 @@ def _concentration(text: str, spec: str) -> float:
     return number
 
 
-def _points(labels: Indices, label: int, rng: np.random.Generator) -> Indices:
-    """All points of a label in random order."""
-    return rng.permutation(np.flatnonzero(labels == label))
-
-
-def _shards(
-    name: str, dataset: Dataset, labels: Indices, clients: int, rng: np.random.Generator
-) -> list[Split]:
-    """pFedBayes: even clients have the first half of the labels, odd ones the second half."""
-    counts = SHARD_COUNTS.get(dataset.name, _PROTOCOL)
-    size = name.removeprefix("shards-")
-    if size not in counts:
-        known = ", ".join(f"shards-{one}" for one in counts)
-        raise UserError(f"The protocol has no {name} for {dataset.name}, only {known}.")
-    train_count, test_count = counts[size]
-    each = train_count + test_count
-    if dataset.classes < 2:
-        raise UserError(f"Partition {name} needs two labels to alternate; {dataset.name} has one.")
-    first_half = (dataset.classes + 1) // 2
-    train: list[list[Indices]] = [[] for _ in range(clients)]
-    test: list[list[Indices]] = [[] for _ in range(clients)]
-    for label in range(dataset.classes):
-        points = _points(labels, label, rng)
-        sharers = range(0 if label < first_half else 1, clients, 2)
-        if len(points) < each * len(sharers):
-            raise UserError(
-                f"Partition {name}: label {label} of {dataset.name} has {len(points)} points, but "
-                f"{len(sharers)} clients x ({train_count} to train + {test_count} to test) need "
-                f"{each * len(sharers)}. Use at most {2 * (len(points) // each)} clients, or "
-                "labels:C, dirichlet:A or iid, which take what there is."
-            )
-        for place, client in enumerate(sharers):
-            mine = points[place * each : (place + 1) * each]
-            train[client].append(mine[:train_count])
-            test[client].append(mine[train_count:])
-    return [
-        _as_split(np.concatenate(train[client]), np.concatenate(test[client]))
-        for client in range(clients)
-    ]
-
-
-def _by_labels(
-    spec: str,
-    per_client: int,
-    dataset: Dataset,
-    labels: Indices,
-    clients: int,
-    rng: np.random.Generator,
-) -> list[Indices]:
-    if per_client > dataset.classes:
-        raise UserError(
-            f"Partition {spec!r} asks for {per_client} labels a client; {dataset.name} has only "
-            f"{dataset.classes}."
-        )
-    # Each client takes the labels used least so far, ties broken at random: the numbers of
-    # clients of any two labels then never differ by more than one.
-    used = np.zeros(dataset.classes, dtype=np.int64)
-    owners: list[list[int]] = [[] for _ in range(dataset.classes)]
-    for client in range(clients):
-        for label in np.lexsort((rng.random(dataset.classes), used))[:per_client]:
-            owners[label].append(client)
-            used[label] += 1
-    pieces: list[list[Indices]] = [[] for _ in range(clients)]
-    for label, sharers in enumerate(owners):
-        points = _points(labels, label, rng)
-        if len(points) < len(sharers):
-            raise UserError(
-                f"Partition {spec!r}: label {label} of {dataset.name} has {len(points)} points "
-                f"for the {len(sharers)} clients that share it. Use fewer clients."
-            )
-        if sharers:
-            for client, part in zip(sharers, np.array_split(points, len(sharers)), strict=True):
-                pieces[client].append(part)
-    return [np.concatenate(parts) for parts in pieces]
-
-
-def _redraw(spec: str, draw: Callable[[], list[Indices]]) -> list[Indices]:
+def _redraw(spec: str, pool: Pool, draw: Callable[[], list[Indices]]) -> list[Indices]:
     """A draw that leaves every client its minimum; skew must not make an empty client."""
     for _ in range(DRAWS):
         pieces = draw()
-        if min(len(piece) for piece in pieces) >= MINIMUM:
+        if all(_enough(piece, pool) for piece in pieces):
             return pieces
     raise UserError(
         f"Partition {spec!r} left a client with fewer than {MINIMUM_TRAIN} training points and "
         f"{MINIMUM_TEST} test point in each of {DRAWS} draws. Use a larger A or fewer clients."
     )
-
-
-def _cut(points: Indices, proportions: npt.NDArray[np.float64]) -> list[Indices]:
-    ends = (np.cumsum(proportions)[:-1] * len(points)).astype(np.int64)
-    return np.split(points, ends)
-
-
-def _dirichlet(
-    labels: Indices, clients: int, concentration: float, rng: np.random.Generator
-) -> list[Indices]:
-    """Label skew: each label is cut in proportions of its own."""
-    parts = [
-        _cut(_points(labels, label, rng), rng.dirichlet(np.full(clients, concentration)))
-        for label in np.unique(labels)
-    ]
-    return [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
-
-
-def _quantity(
-    labels: Indices, clients: int, concentration: float, rng: np.random.Generator
-) -> list[Indices]:
-    """Quantity skew: the same mixture of labels everywhere, different sizes."""
-    return _cut(rng.permutation(len(labels)), rng.dirichlet(np.full(clients, concentration)))
 
 
 def _natural(dataset: Dataset, clients: int) -> list[Indices]:
@@ -287,19 +255,23 @@ def _natural(dataset: Dataset, clients: int) -> list[Indices]:
 
 
 def _train_and_test(
-    points: Indices, labels: Indices, cap: int | None, rng: np.random.Generator
+    points: Indices, pool: Pool, cap: int | None, rng: np.random.Generator
 ) -> Split:
     """Every fifth point of the label-sorted, shuffled points tests: stratified without rounding.
 
-    The random offset keeps labels with fewer than five points from always training.
+    The random offset keeps labels with fewer than five points from always training. Test points
+    that the data hold out are taken as they are.
     """
-    points = rng.permutation(points)
-    points = points[np.argsort(labels[points], kind="stable")]
-    is_test = np.zeros(len(points), dtype=bool)
-    is_test[rng.integers(min(TEST_STRIDE, len(points))) :: TEST_STRIDE] = True
+    if pool.held_out is not None:
+        is_test = pool.held_out[points]
+    else:
+        points = rng.permutation(points)
+        points = points[np.argsort(pool.labels[points], kind="stable")]
+        is_test = np.zeros(len(points), dtype=bool)
+        is_test[rng.integers(min(TEST_STRIDE, len(points))) :: TEST_STRIDE] = True
     train = points[~is_test]
     if cap is not None:
-        own = labels[train]
+        own = pool.labels[train]
         train = np.concatenate([train[own == label][:cap] for label in np.unique(own)])
     return _as_split(train, points[is_test])
 

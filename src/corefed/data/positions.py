@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corefed.data.datasets import DATA_VARIABLE, roots
+from corefed.data.fetch import DATA_VARIABLE, cache, roots
 from corefed.errors import UserError
 
 LATITUDE = ("latitude", "lat")
@@ -73,9 +73,7 @@ def find(relative: str, data_dir: Path | None) -> Path:
     """A file under data_dir, $COREFED_DATA or the user's cache, in this order."""
     places = list(roots(data_dir))
     with suppress(ImportError):
-        import pooch
-
-        places.append(Path(pooch.os_cache("corefed")))
+        places.append(cache())
     for root in places:
         if (root / relative).exists():
             return root / relative

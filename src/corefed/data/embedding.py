@@ -1,0 +1,257 @@
+"""Features of many images by a frozen network, computed once and kept in the user's cache.
+
+The key of a cache file is a hash of all names and contents, the network, its weights and the way
+pixels are prepared: features of anything else cannot be taken for these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from corefed.data import fetch, networks
+from corefed.data.networks import EMBEDDERS, Embedder
+from corefed.data.pictures import ImageSet, Pictures, UnreadableError, square, workers
+from corefed.errors import UserError
+
+if TYPE_CHECKING:
+    from corefed.config import Embedding
+
+PREPARATION = 1
+"""Grows when pixels reach a network in another way, so that older features are not used."""
+
+BATCH = 8
+"""Images a network sees at once; 32 are slower than 8, as they leave the processor's caches."""
+
+LISTED = 3
+"""Names of unreadable images in a message."""
+
+
+class Features(NamedTuple):
+    x: Tensor  # [N, *shape]
+    readable: Tensor  # [N] bool; the other rows of x are zero
+
+
+class Embedded(NamedTuple):
+    """N points to learn from, one a readable image."""
+
+    x: Tensor  # [N, d] float32, or pixels [N, 1 or 3, 32, 32] uint8
+    y: Tensor  # [N] int64
+    held_out: Tensor | None  # [N] bool
+    notes: tuple[str, ...]
+
+
+def embed(images: ImageSet, embedding: Embedding, bad_images: str = "refuse") -> Embedded:
+    """Features of every image; unreadable ones are refused, or left out and counted."""
+    name = networks.choose(embedding)
+    found = features(images.pictures, name, refuse=bad_images == "refuse")
+    kept = found.readable
+    y = torch.from_numpy(images.y)[kept]
+    held_out = None if images.held_out is None else torch.from_numpy(images.held_out)[kept]
+    notes = images.notes
+    if not bool(kept.all()):
+        _check_left(images, y, held_out)
+        notes = (*notes, _unreadable(images.pictures, kept) + "; they are left out.")
+    x = found.x[kept]
+    if name == "none" and bool((x == x[:, :1]).all()):  # grey
+        x = x[:, :1]
+    return Embedded(x, y, held_out, notes)
+
+
+def _check_left(images: ImageSet, y: Tensor, held_out: Tensor | None) -> None:
+    parts = {"": y} if held_out is None else {" in test": y[held_out], " in train": y[~held_out]}
+    for part, own in parts.items():
+        for label, left in enumerate(own.bincount(minlength=len(images.labels)).tolist()):
+            if not left:
+                raise UserError(
+                    f"No image of class {images.labels[label]!r}{part} of {images.pictures.where} "
+                    "can be read; mend them."
+                )
+
+
+def features(pictures: Pictures, name: str, *, refuse: bool) -> Features:
+    """Of every picture, from the cache or computed."""
+    embedder = EMBEDDERS[name]
+    path = _cache_path(pictures, name, embedder)
+    found = _cached(path, len(pictures.names), embedder) if path is not None else None
+    if found is None:
+        found = _computed(pictures, name, embedder, refuse)
+        if path is not None and (not refuse or bool(found.readable.all())):
+            _keep(path, found)
+    if refuse and not bool(found.readable.all()):
+        raise UserError(
+            f"{_unreadable(pictures, found.readable)}. Mend or remove them, or leave them out by "
+            "--set bad_images=skip."
+        )
+    return found
+
+
+def _unreadable(pictures: Pictures, readable: Tensor) -> str:
+    """How many, which, and why the first one is."""
+    bad = (~readable).nonzero().flatten().tolist()
+    try:
+        with _quiet_decoders():
+            pictures.read(bad[0])
+        reason = "it changed meanwhile"
+    except UnreadableError as error:
+        reason = str(error)
+    others = "".join(f", {pictures.names[row]}" for row in bad[1:LISTED])
+    more = f" and {len(bad) - LISTED} more" if len(bad) > LISTED else ""
+    return (
+        f"{len(bad)} of {len(readable)} images in {pictures.where} cannot be read: "
+        f"{pictures.names[bad[0]]} ({reason}){others}{more}"
+    )
+
+
+# --- computing ------------------------------------------------------------------------------------
+
+
+def _computed(pictures: Pictures, name: str, embedder: Embedder, refuse: bool) -> Features:
+    """Batches side by side, one thread each: faster than one batch on all threads.
+
+    Once a picture is unreadable and that is refused, the others are only tried, not embedded.
+    """
+    count, threads = len(pictures.names), torch.get_num_threads()
+    apply = embedder.build()
+    x = torch.zeros(count, *embedder.shape, dtype=embedder.dtype)
+    readable = torch.ones(count, dtype=torch.bool)
+    refused = False
+
+    def work(start: int) -> None:
+        nonlocal refused
+        rows, pixels = [], []
+        for row in range(start, min(start + BATCH, count)):
+            try:
+                pixels.append(torch.from_numpy(square(pictures.read(row), embedder.size)))
+                rows.append(row)
+            except UnreadableError:
+                readable[row] = False
+                refused = refuse
+        if rows and not refused:
+            with torch.inference_mode():
+                x[rows] = apply(torch.stack(pixels))
+
+    try:
+        with (
+            _quiet_decoders(),
+            _progress(name, count) as advance,
+            workers(threads, lambda: torch.set_num_threads(1)) as pool,
+        ):
+            for _ in pool.map(work, range(0, count, BATCH)):
+                advance(BATCH)
+    finally:
+        torch.set_num_threads(threads)
+    return Features(x, readable)
+
+
+@contextmanager
+def _quiet_decoders() -> Iterator[None]:
+    """Pillow warns of odd metadata, which do not matter here; what does is an error of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr; where that is no terminal, one line at the end of what took a while."""
+    what = "reading images" if name == "none" else f"embedding images by {name}"
+    began = time.perf_counter()
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError:
+        yield lambda amount: None
+        return
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda amount: bar.advance(task, amount)
+    seconds = time.perf_counter() - began
+    if seconds > 1:
+        _say(f"{what} took {seconds:.0f} s for {total}")
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+# --- the cache ------------------------------------------------------------------------------------
+
+
+def _cache_path(pictures: Pictures, name: str, embedder: Embedder) -> Path | None:
+    """None where there is no place to keep features in."""
+    try:
+        import safetensors.torch  # noqa: F401
+
+        folder = fetch.cache() / "embeddings"
+    except ImportError:
+        return None
+    about = [PREPARATION, name, embedder.checksum, embedder.size, pictures.digest()]
+    key = hashlib.blake2b(json.dumps(about).encode(), digest_size=20).hexdigest()
+    return folder / f"{key}.safetensors"
+
+
+def _cached(path: Path, count: int, embedder: Embedder) -> Features | None:
+    """What the file holds, if it is whole: lengths, kinds and a hash of the numbers must fit."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = Features(file.get_tensor("x"), file.get_tensor("readable"))
+            checksum = (file.metadata() or {}).get("checksum")
+    except (SafetensorError, OSError) as error:
+        _say(f"{path} is damaged ({error}); computing its features again.")
+        return None
+    shape = (count, *embedder.shape)
+    fits = found.x.shape == shape and found.x.dtype == embedder.dtype
+    fits = fits and found.readable.shape == (count,) and found.readable.dtype == torch.bool
+    if not fits or checksum != _checksum(found):
+        _say(f"{path} is damaged; computing its features again.")
+        return None
+    return found
+
+
+def _checksum(found: Features) -> str:
+    content = hashlib.blake2b(digest_size=32)
+    for tensor in found:
+        content.update(tensor.numpy().data)
+    return content.hexdigest()
+
+
+def _keep(path: Path, found: Features) -> None:
+    """Write the file whole or not at all; a run does not fail for want of a cache."""
+    from safetensors.torch import save
+
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, written = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        temporary = Path(written)
+        with os.fdopen(handle, "wb") as file:
+            file.write(save(found._asdict(), metadata={"checksum": _checksum(found)}))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        _say(
+            f"Cannot keep the features in {path.parent}: {error.strerror}; they will be computed "
+            f"again next time. ${fetch.CACHE_VARIABLE} names another folder."
+        )
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)

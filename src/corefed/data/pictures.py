@@ -1,0 +1,198 @@
+"""Single images, any size and kind, as opaque 8-bit RGB, upright by their EXIF tag.
+
+Grey is repeated, transparency lies on black, and levels of more than 8 bits are stretched from the
+darkest to the brightest of the image, because a 12-bit scan in a 16-bit file would be black.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from corefed.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg"),
+    "PNG": (".png",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "GIF": (".gif",),
+    "WEBP": (".webp",),
+    "PPM": (".pgm", ".ppm", ".pnm"),
+}
+"""Pillow's decoders that may run, none of which starts another program, and their endings."""
+
+ENDINGS = tuple(ending for endings in FORMATS.values() for ending in endings)
+
+
+class UnreadableError(Exception):
+    """An image that cannot be used, and why, in a few words."""
+
+
+class Pictures(NamedTuple):
+    """N images that are read one by one, by several threads at once."""
+
+    where: str  # for messages
+    names: Sequence[str]  # [N]
+    digest: Callable[[], str]  # of all names and contents
+    read: Callable[[int], Image.Image]  # 8-bit RGB of any size; raises UnreadableError
+
+
+class ImageSet(NamedTuple):
+    """Pictures and what is known of them."""
+
+    pictures: Pictures
+    y: npt.NDArray[np.int64]  # [N]
+    held_out: npt.NDArray[np.bool_] | None  # [N]; None: not divided into train and test
+    labels: tuple[str, ...]  # names of the classes
+    notes: tuple[str, ...] = ()
+
+
+def require_pillow() -> None:
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise UserError("Reading images needs pillow: pip install 'corefed[vision]'.") from error
+
+
+@contextmanager
+def workers(
+    threads: int | None = None, begin: Callable[[], None] | None = None
+) -> Iterator[Executor]:
+    """Threads that stop after what they are at when Ctrl-C is pressed, and before Python ends.
+
+    A thread inside a tensor operation that outlived Python would abort the process.
+    """
+    pool = ThreadPoolExecutor(threads, initializer=begin)
+    try:
+        yield pool
+    finally:
+        with _deaf():
+            pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """A second Ctrl-C is not heard: it would end the wait for threads, not the threads."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def digest(files: Sequence[Path], names: Sequence[str]) -> str:
+    """BLAKE2 of every name and content. Dates and sizes would miss an edit in place."""
+    whole = hashlib.blake2b(digest_size=32)
+    with workers() as pool:
+        for name, content in zip(names, pool.map(_content_digest, files), strict=True):
+            encoded = name.encode("utf-8", "surrogateescape")
+            whole.update(len(encoded).to_bytes(8, "little") + encoded + content)
+    return whole.hexdigest()
+
+
+def _content_digest(path: Path) -> bytes:
+    """32 bytes; zeros for what cannot be read, which `read` says later, with the reason."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+            return bytes(32)
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).digest()
+    except OSError:
+        return bytes(32)
+
+
+def read(path: Path) -> Image.Image:
+    """The image as opaque 8-bit RGB, upright."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UnreadableError("it is no file")
+        if path.stat().st_size == 0:
+            raise UnreadableError("it is empty")
+        with Image.open(path, formats=_formats()) as image:
+            _check_size(image)
+            # A camera's JPEG may have a preview beside it (MPO), which is not another image.
+            if getattr(image, "is_animated", False) and image.format != "MPO":
+                raise UnreadableError("it holds several images")
+            image.load()
+            return rgb(ImageOps.exif_transpose(image))
+    except UnreadableError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise UnreadableError("it has too many pixels") from error
+    except UnidentifiedImageError as error:
+        raise UnreadableError("it is no image that pillow knows") from error
+    except OSError as error:
+        raise UnreadableError(error.strerror or str(error)) from error
+    except Exception as error:  # a damaged file can make a decoder trip over anything
+        raise UnreadableError(f"{type(error).__name__}: {error}") from error
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Those that this build of pillow has."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def _check_size(image: Image.Image) -> None:
+    """Before anything is decoded: a small file can claim more pixels than there is memory."""
+    from PIL import Image
+
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and image.width * image.height > limit:
+        raise UnreadableError(f"{image.width} x {image.height} is more than {limit} pixels")
+
+
+def rgb(image: Image.Image) -> Image.Image:
+    """Any mode of pillow as opaque 8-bit RGB."""
+    from PIL import Image
+
+    if image.mode.startswith(("I", "F")):  # more than 8 bits
+        image = Image.fromarray(stretched(np.asarray(image)))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
+    return image.convert("RGB")
+
+
+def stretched(levels: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    """Levels of any kind as 0 (the darkest) to 255 (the brightest); 0 where all are the same."""
+    values: npt.NDArray[np.float64] = levels.astype(np.float64)
+    if not np.isfinite(values).all():
+        raise UnreadableError("it has NaN or infinite levels")
+    low, high = values.min(), values.max()
+    scale = 255 / (high - low) if high > low else 0.0
+    whole: npt.NDArray[np.float64] = np.round((values - low) * scale)
+    return whole.astype(np.uint8)
+
+
+def square(image: Image.Image, size: int) -> npt.NDArray[np.uint8]:
+    """[3, size, size]: the whole image, squeezed where it is not square, so that nothing is cut."""
+    from PIL import Image
+
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BICUBIC)
+    pixels: npt.NDArray[np.uint8] = np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+    return pixels
