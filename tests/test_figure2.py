@@ -12,12 +12,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from corefed import curves, figure2
 from corefed.bayes.regression import kl, linear_posterior
 from corefed.coreset import solvers
 from corefed.coreset.problem import problem
 from corefed.data import positions
 from corefed.errors import UserError
+from corefed.reproduce import curves, figure2
 
 QUIET = Console(file=io.StringIO())
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from corefed import curves, glm
 from corefed.bayes import hamiltonian
 from corefed.bayes.regression import Normal, gaussian, kl, laplace, linear_posterior, poisson
 from corefed.coreset import solvers
+from corefed.reproduce import curves, glm
 
 QUIET = Console(file=io.StringIO())
 

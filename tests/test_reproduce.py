@@ -6,18 +6,20 @@ import pytest
 import torch
 from commands import corefed
 
-from corefed import bench, bench_solvers, figure3, models, reproduce
+from corefed import bench, bench_solvers, models, reproduce
 from corefed.bayes.likelihood import Categorical
 from corefed.config import resolve
 from corefed.coreset.solvers import SOLVERS
 from corefed.methods import pfedbayes
+from corefed.reproduce import cells as cells_
+from corefed.reproduce import figure3, figure4, subsets
 
 
 def test_shards_quick_writes_a_table_and_goes_on_where_it_was(tmp_path, monkeypatch):
-    cells = [c for c in reproduce.shards("shards-medium", "quick") if "10 %" in c.row]
+    cells = [c for c in subsets.shards("shards-medium", "quick") if "10 %" in c.row]
     for cell in cells:
         cell.flags["rounds"] = 1
-    monkeypatch.setattr(reproduce, "shards", lambda partition, scale: iter(cells))
+    monkeypatch.setattr(subsets, "shards", lambda partition, scale: iter(cells))
     reproduce.main("shards-medium", "quick", tmp_path)
     table = (tmp_path / "shards-medium.md").read_text()
     assert "| coreset 10 % |" in table
@@ -26,22 +28,22 @@ def test_shards_quick_writes_a_table_and_goes_on_where_it_was(tmp_path, monkeypa
     def refuse(*arguments, **options):
         raise AssertionError("a finished run was trained again")
 
-    monkeypatch.setattr(reproduce.rounds, "train", refuse)
+    monkeypatch.setattr(cells_.rounds, "train", refuse)
     reproduce.main("shards-medium", "quick", tmp_path)
     assert (tmp_path / "shards-medium.md").read_text() == table
 
 
 def test_grid_names_the_worst_gap(tmp_path, monkeypatch):
-    cells = list(reproduce.grid("quick"))[:2]
+    cells = list(subsets.grid("quick"))[:2]
     for cell in cells:
         cell.flags["rounds"] = 1
-    monkeypatch.setattr(reproduce, "grid", lambda scale: iter(cells))
+    monkeypatch.setattr(subsets, "grid", lambda scale: iter(cells))
     reproduce.main("grid", "quick", tmp_path)
     assert "points, at fraction 0.1" in (tmp_path / "grid.md").read_text()
 
 
 def test_grid_spans_what_the_rule_promises():
-    flags = [cell.flags for cell in reproduce.grid("paper")]
+    flags = [cell.flags for cell in subsets.grid("paper")]
     assert {0.01, 1.0} <= {f["fraction"] for f in flags}
     assert {1, 300} <= {f["local_steps"] for f in flags}
     for f in flags:
@@ -63,13 +65,12 @@ def test_divergence_of_equal_runs_is_zero_and_of_subsets_positive():
 
 def test_training_loss_is_of_all_data_and_falls():
     flags = {"data": "digits", "rounds": 3, "method": "random-subset", "fraction": 0.3}
-    (curve,) = figure3.training_losses({"random": resolve(flags=flags)}).values()
+    (curve,) = figure4.training_losses({"random": resolve(flags=flags)}).values()
     assert curve[2] < curve[0] < 4  # about log 10 = 2.3 before training, more with initial draws
 
 
 def test_figure3_draws_what_was_kept(tmp_path):
     (tmp_path / "kl.json").write_text(json.dumps({"coreset 10 %": [0.2, 0.1]}))
-    (tmp_path / "loss.json").write_text(json.dumps({"with the KL term": [2.0, 1.0]}))
     reproduce.main("figure3", "quick", tmp_path)
     assert "| coreset 10 % | 0.2000 | 0.1000 |" in (tmp_path / "figure3.md").read_text()
     assert (tmp_path / "figure3.png").stat().st_size > 1000
@@ -105,7 +106,8 @@ def test_bench_trains_real_clients(clients):
 
 def test_bench_solvers_writes_its_part_of_a_page(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(f"above\n{bench_solvers.BEGIN}\nold\n{bench_solvers.END}\nbelow\n")
+    marks = "<!-- bench solvers: begin -->", "<!-- bench solvers: end -->"
+    page.write_text("above\n{}\nold\n{}\nbelow\n".format(*marks))
     arguments = ("bench", "solvers", "--scale=quick", "--device=cpu", f"--out={tmp_path / 'out'}")
     assert corefed(*arguments, f"--page={page}").code == 0
     text = page.read_text()
@@ -137,8 +139,8 @@ def test_bench_million_is_linear_work_in_processes_of_its_own(tmp_path):
 
 
 def test_solvers_table_has_a_row_for_each(tmp_path, monkeypatch):
-    cells = [c for c in reproduce.solver_cells("quick") if c.row in ("exchange", "full data")]
-    monkeypatch.setattr(reproduce, "solver_cells", lambda scale: iter(cells))
+    cells = [c for c in subsets.solver_cells("quick") if c.row in ("exchange", "full data")]
+    monkeypatch.setattr(subsets, "solver_cells", lambda scale: iter(cells))
     assert corefed("reproduce", "solvers", f"--out={tmp_path}").code == 0
     text = (tmp_path / "solvers.md").read_text()
     assert "| exchange |  | " in text and "| full data | " in text

@@ -24,12 +24,12 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from corefed import curves, figure2
+from corefed import pages
 from corefed.bayes import regression
 from corefed.bayes.regression import Normal
 from corefed.coreset import aiht, problem, solvers
 from corefed.coreset.problem import Problem
-from corefed.errors import UserError
+from corefed.reproduce import curves, figure2
 
 
 class Setting(NamedTuple):
@@ -64,15 +64,12 @@ class Case(NamedTuple):
         return self.posterior(torch.ones(self.points, dtype=torch.float64))
 
 
-BEGIN, END = "<!-- bench solvers: begin -->", "<!-- bench solvers: end -->"
-
-
 def main(
     scale: str, folder: Path, console: Console, device: torch.device, page: Path | None = None
 ) -> None:
     """Measure, keep each figure as it comes, and write solvers.md, .json and .png into `folder`;
-    on a `page` with the marks BEGIN and END, what lies between them becomes solvers.md."""
-    before, after = _around(page) if page is not None else ("", "")
+    on a `page` with marks, what lies between them becomes solvers.md."""
+    marked = pages.Marked(page, "bench solvers") if page is not None else None
     folder.mkdir(parents=True, exist_ok=True)
     setting = SETTINGS[scale]
     settings = {**setting._asdict(), "device": device.type}
@@ -90,22 +87,9 @@ def main(
     groups = {name: [line for line in lines if line["problem"] == name] for name in CASES}
     shown = {k: METRICS[k] for k in ("objective", "held_out", "reverse_kl", "seconds")}
     curves.picture(groups, shown, folder / "solvers.png", floor=1e-7)
-    if page is not None:
-        page.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
+    if marked is not None:
+        marked.write(text)
     console.print(f"written to {page or folder / 'solvers.md'}")
-
-
-def _around(page: Path) -> tuple[str, str]:
-    """What is on the page before and after the marks."""
-    try:
-        text = page.read_text(encoding="utf-8")
-        before, rest = text.split(BEGIN)
-        _, after = rest.split(END)
-    except OSError as error:
-        raise UserError(f"Cannot read {page}: {error.strerror}.") from error
-    except ValueError as error:
-        raise UserError(f"{page} must have {BEGIN} and {END} once each, in this order.") from error
-    return before, after
 
 
 def measure_all(

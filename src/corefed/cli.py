@@ -226,11 +226,12 @@ def datasets(
             table.add_row(name, text, partitions.default_for(name))
         console().print(table)
         return
-    dataset = known.load(show, data_dir, seed=seed, clients=clients)
+    dataset = known.load(show, data_dir, seed=seed, clients=clients, labels_only=True)
     spec = partition or partitions.default_for(show)
     splits = partitions.split(spec, dataset, clients, seed)
     table = Table(title=f"{show}, {spec}, seed {seed}: training points")
-    columns = map(str, range(dataset.classes)) if dataset.classes else ["points"]
+    numbers = tuple(map(str, range(dataset.classes))) or ("points",)
+    columns = dataset.labels or numbers
     for heading in ("client", *columns, "all", "test"):
         table.add_column(heading, justify="right")
     for client, (row, one) in enumerate(
@@ -238,14 +239,18 @@ def datasets(
     ):
         table.add_row(str(client), *map(str, row), str(sum(row)), str(len(one.test)))
     console().print(table)
+    for note in (*dataset.notes, *partitions.notes(spec, splits, dataset)):
+        print(f"note: {note}", file=sys.stderr)
 
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="runtime, coreset, solvers or million.")],
+    name: Annotated[str, typer.Argument(help="runtime, coreset, solvers, million or submodular.")],
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for the figures.")] = None,
-    scale: Annotated[str, typer.Option(help="Of solvers and million: quick or paper.")] = "paper",
+    scale: Annotated[
+        str, typer.Option(help="Of solvers, million and submodular: quick or paper.")
+    ] = "paper",
     page: Annotated[
         Path | None, typer.Option(help="Of solvers: a Markdown page to put the tables into.")
     ] = None,
@@ -259,22 +264,48 @@ def bench(
 def reproduce(
     name: Annotated[
         str,
-        typer.Argument(help="shards-medium, shards-large, grid, solvers, figure2, figure3, glm."),
+        typer.Argument(
+            help="table1, table2, table3, figure2 to figure5; shards-medium, shards-large, grid, "
+            "solvers, glm."
+        ),
     ],
-    scale: Annotated[str, typer.Option(help="quick or paper.")] = "quick",
+    scale: Annotated[
+        str, typer.Option(help="quick: minutes on two cores; paper: what the documentation shows.")
+    ] = "quick",
     out: Annotated[Path | None, typer.Option(help="Folder for the runs.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Of tables: runs side by side; as suits the machine if not given."),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="Of tables: make them from this result file, train nothing."),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Of tables: a Markdown page with marks to put them into.")
+    ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Of figure2: a CSV or array of latitude, longitude and price."),
+        typer.Option(
+            help="Of figure2: a CSV or array of latitude, longitude and price; of table2: a folder "
+            "of images."
+        ),
     ] = None,
     postcodes: Annotated[
         Path | None,
         typer.Option(help="Of figure2: where postcodes are, for a Land Registry price-paid CSV."),
     ] = None,
 ) -> None:
-    """Run the experiments behind a table or figure again."""
+    """Run the experiments behind a table or figure, with the paper's figures beside ours.
+
+    A command that was stopped goes on where it was.
+    """
     _check_scale(scale)
-    import_module("corefed.reproduce").main(name, scale, out, data, postcodes)
+    if jobs is not None and jobs < 1:
+        raise UserError(f"--jobs is {jobs}; it must be at least 1.")
+    import_module("corefed.reproduce").main(
+        name, scale, out, jobs=jobs, results=source, page=page, data=data, postcodes=postcodes
+    )
 
 
 def _check_scale(scale: str) -> None:

@@ -19,13 +19,14 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from corefed import curves, rng
+from corefed import rng
 from corefed.bayes import hamiltonian
 from corefed.bayes.regression import Family, Normal, kl, laplace, logistic, poisson, potentials
 from corefed.coreset import solvers
 from corefed.coreset.problem import Problem, problem
-from corefed.curves import LONG, Contender, Line
 from corefed.data import coreset_sets
+from corefed.reproduce import curves
+from corefed.reproduce.curves import LONG, Contender, Line
 
 FAMILIES = {"logistic": logistic, "poisson": poisson}
 

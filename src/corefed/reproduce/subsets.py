@@ -1,89 +1,16 @@
-"""Experiments behind the tables and figures in `docs/results.md`, each by one command.
-
-Every run is an ordinary run folder, so a command that was stopped goes on where it was, and
-`corefed compare` reads the parts. `--scale paper` is what the documentation shows; `quick` is the
-same code on the built-in digits, small enough to watch.
-"""
+"""Full data, coresets and random subsets: shards-medium, shards-large, solvers and grid."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
-from corefed import figure2, figure3, glm, record, report
-from corefed.config import resolve
+from corefed import record, report
 from corefed.coreset.solvers import SOLVERS
-from corefed.errors import UserError
-from corefed.runtime import rounds
-
-Flags = dict[str, object]
-Reproduce = Callable[[str, str, Path, Console], None]  # name, scale, folder, where to tell
-
-
-class Cell(NamedTuple):
-    """One run of a table: where it stands, and what defines it."""
-
-    row: str
-    column: str
-    flags: Flags
-
-
-def main(
-    name: str,
-    scale: str,
-    out: Path | None,
-    data: Path | None = None,
-    postcodes: Path | None = None,
-) -> None:
-    """Run what `name` needs, then write `NAME.md`, and pictures where it has them."""
-    names: dict[str, Reproduce] = {
-        "shards-medium": _shards,
-        "shards-large": _shards,
-        "grid": _grid,
-        "solvers": _solvers,
-        "figure2": _figure2(data, postcodes),
-        "figure3": figure3.reproduce,
-        "glm": glm.reproduce,
-    }
-    if name not in names:
-        raise UserError(f"There is no table or figure {name!r}; there are {', '.join(names)}.")
-    if name != "figure2" and (data is not None or postcodes is not None):
-        raise UserError(f"--data and --postcodes are for figure2; {name} has its own data.")
-    folder = out or Path("runs") / f"reproduce-{name}-{scale}"
-    folder.mkdir(parents=True, exist_ok=True)
-    console = Console(stderr=True)
-    names[name](name, scale, folder, console)
-    console.print(f"written to {folder / f'{name}.md'}")
-
-
-def place_of(cell: Cell, folder: Path) -> Path:
-    """The run folder of a cell."""
-    words = f"{cell.row} {cell.column}".replace("%", "").lower().split()
-    return folder / "-".join(words)
-
-
-def trained(cell: Cell, folder: Path, console: Console) -> dict[str, Any]:
-    """The summary of a cell: read if it is finished, resumed if begun, trained if neither."""
-    place = place_of(cell, folder)
-    experiment = resolve(flags=cell.flags)
-    if record.begun(place):
-        summary, lines = record.read(place)
-        if len(lines) == experiment.run.rounds:
-            return summary
-    title, last = f"{cell.row}, {cell.column}", experiment.run.rounds
-    with console.status(f"{title}: loading data") as status:
-        done = rounds.train(
-            experiment,
-            place,
-            resume=record.begun(place),
-            on_round=lambda line: status.update(f"{title}: round {line['round']} of {last}"),
-        )
-    console.print(f"{title}: {last} rounds done")
-    return done.summary
-
+from corefed.reproduce.cells import Cell, Flags, place_of, summaries
 
 # --- shards-medium and shards-large: full data, coresets and random subsets -----------------------
 
@@ -107,9 +34,9 @@ def shards(partition: str, scale: str) -> Iterator[Cell]:
             yield Cell(row, data, {"data": data, **settings, "checkpoint_every": 10, **flags})
 
 
-def _shards(partition: str, scale: str, folder: Path, console: Console) -> None:
+def reproduce_shards(partition: str, scale: str, folder: Path, console: Console) -> None:
     cells = list(shards(partition, scale))
-    found = {(c.row, c.column): trained(c, folder, console) for c in cells}
+    found = summaries(cells, folder, console)
     text = []
     for metric in ("personal_accuracy", "global_accuracy", "localized_accuracy"):
         text += [f"**{metric.replace('_', ' ')} (%)**", "", *_markdown(found, metric), ""]
@@ -199,20 +126,14 @@ def solver_cells(scale: str) -> Iterator[Cell]:
             yield Cell("random redrawn", column, redrawn)
 
 
-def _solvers(name: str, scale: str, folder: Path, console: Console) -> None:
-    found = {(c.row, c.column): trained(c, folder, console) for c in solver_cells(scale)}
+def reproduce_solvers(name: str, scale: str, folder: Path, console: Console) -> None:
+    found = summaries(list(solver_cells(scale)), folder, console)
     text = []
     for metric in ("personal_accuracy", "global_accuracy"):
         text += [f"**{metric.replace('_', ' ')} (%)**", "", *_markdown(found, metric), ""]
     text += ["**personal NLL**", "", *_markdown(found, "personal_nll", 1.0), ""]
     text += ["**error of the coreset on fresh draws, seconds a round**", "", *_held_out(found), ""]
     (folder / "solvers.md").write_text("\n".join(text))
-
-
-def _figure2(data: Path | None, postcodes: Path | None) -> Reproduce:
-    return lambda name, scale, folder, console: figure2.reproduce(
-        name, scale, folder, console, data, postcodes
-    )
 
 
 # --- grid: a coreset run never falls below a random subset ----------------------------------------
@@ -243,8 +164,8 @@ def grid(scale: str) -> Iterator[Cell]:
                 )
 
 
-def _grid(name: str, scale: str, folder: Path, console: Console) -> None:
-    found = {(c.row, c.column): trained(c, folder, console) for c in grid(scale)}
+def reproduce_grid(name: str, scale: str, folder: Path, console: Console) -> None:
+    found = summaries(list(grid(scale)), folder, console)
     text = ["**personal accuracy (%)**", "", *_markdown(found, "personal_accuracy"), ""]
     text += ["**worst coreset minus random**", ""]
     gaps = {

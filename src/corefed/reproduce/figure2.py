@@ -27,15 +27,16 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from corefed import curves, rng
+from corefed import rng
 from corefed.bayes import regression
 from corefed.bayes.regression import Normal, kl, linear_posterior
 from corefed.coreset import solvers
 from corefed.coreset.problem import Problem, problem
-from corefed.curves import LONG, Contender, Line
 from corefed.data import positions
 from corefed.data.positions import Positions
 from corefed.errors import UserError
+from corefed.reproduce import curves
+from corefed.reproduce.curves import LONG, Contender, Line
 
 SCALES = (0.2, 0.4, 0.8, 1.2, 1.6, 2.0)
 CONSTANT = 100.0
