@@ -200,6 +200,8 @@ def test_table_1_shows_the_paper_ours_and_the_difference() -> None:
     assert rows["PFedBayes"]["difference"] == "-2.79"
     assert table.rows[1][8] == "+0.00 (p 1.000)"
     assert "a GPU, torch 2 (2 minutes)" in table.note
+    found["PFedBayes", "mnist"]["rounds"] = 7
+    assert "CoreSet 50 %: 1 rounds." in table1.lay(found)[0].note
 
 
 def test_table_2_is_by_class_of_both_models() -> None:
@@ -237,6 +239,21 @@ def test_figure_5_is_drawn_from_a_result_file(tmp_path: Path) -> None:
     done = corefed("reproduce", "figure5", "--from", tmp_path / "t.json", "--out", tmp_path / "o")
     assert done.code == 0, done.err
     assert (tmp_path / "o" / "figure5.png").stat().st_size > 5000
+
+
+# What is committed
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", ["table1", "table2", "table3"])
+def test_the_documentation_shows_the_committed_results(name: str) -> None:
+    module = {"table1": table1, "table2": table2, "table3": table3}[name]
+    found = results.read(ROOT / "results" / f"{name}.json", name)
+    shown = pages.Marked(ROOT / "docs" / "results.md", name).part
+    assert shown == "\n" + pages.markdown(module.lay(found))
+    assert (ROOT / "results" / f"{name}.json").stat().st_size < 500_000
+    assert all({"torch", "device"} <= set(cell["environment"]) for cell in found.values())
 
 
 # Pages

@@ -39,6 +39,7 @@ h2 { font-size: 1.1rem; margin-top: 2.2rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #8884; }
+td, tbody th { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 thead th { border-bottom: 2px solid #8888; vertical-align: bottom; }
 td.up { color: light-dark(#0a6b2d, #6fd493); }
@@ -49,7 +50,7 @@ p.note { max-width: 46rem; color: light-dark(#444, #bbb); }
 
 
 def web(title: str, tables: Sequence[Table]) -> str:
-    """A page that needs nothing but itself. Cells that begin with a sign are coloured by it."""
+    """A page that needs nothing but itself. Differences are coloured by their sign."""
     body = [f"<h1>{html.escape(title)}</h1>"]
     for table in tables:
         head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in table.columns)
@@ -74,8 +75,8 @@ def _web_row(row: Sequence[str]) -> str:
     cells = [f'<th scope="row">{html.escape(first)}</th>']
     signs = {"+": ' class="up"', "-": ' class="down"'}
     for cell in rest:
-        mark = signs.get(cell[0], "") if len(cell) > 1 else ""
-        cells.append(f"<td{mark}>{html.escape(cell)}</td>")
+        differs = len(cell) > 1 and not cell.startswith("+0.00")
+        cells.append(f"<td{signs.get(cell[0], '') if differs else ''}>{html.escape(cell)}</td>")
     return f"<tr>{''.join(cells)}</tr>"
 
 

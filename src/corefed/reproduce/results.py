@@ -23,6 +23,8 @@ from corefed.record import Line, over_seeds
 from corefed.reproduce.cells import Found, Outcome
 
 SCHEMA = 1
+SHOWN = ("personal_accuracy", "global_accuracy", "personal_rmse", "global_rmse")
+"""What a curve has."""
 DIGITS = 5
 """Significant digits kept: an accuracy to a hundredth of a point."""
 
@@ -32,8 +34,13 @@ Result = dict[str, Any]
 Results = dict[tuple[str, str], Result]
 
 
-def of(found: Found) -> Results:
-    return {key: _cell(outcome) for key, outcome in found.items()}
+def of(found: Found, *, classes: bool = False) -> Results:
+    """What is kept of each cell; accuracies by class only where a table shows them."""
+    cells = {key: _cell(outcome) for key, outcome in found.items()}
+    for cell in cells.values():
+        if not classes:
+            cell.pop("classes", None)
+    return cells
 
 
 def write(path: Path, name: str, scale: str, results: Results) -> None:
@@ -73,7 +80,7 @@ def _cell(outcome: Outcome) -> Result:
 
 
 def curve(lines: Sequence[Line]) -> dict[str, list[Any]]:
-    """Accuracies by seed at every evaluated round, and what had been sent and seen by then.
+    """Personal and global accuracy by seed at every evaluated round, and what it took till then.
 
     Bytes and examples are of one seed, all clients; seconds of all seeds together.
     """
@@ -89,7 +96,7 @@ def curve(lines: Sequence[Line]) -> dict[str, list[Any]]:
             "bytes": bytes_,
             "examples": examples,
             "seconds": seconds,
-            **{k: v for k, v in line["metrics"].items() if k.endswith(("_accuracy", "_rmse"))},
+            **{k: v for k, v in line["metrics"].items() if k in SHOWN},
         }
         for key, value in found.items():
             points.setdefault(key, []).append(value)
@@ -116,7 +123,7 @@ def against(each: Sequence[float], other: Sequence[float]) -> str:
     if not each or len(each) != len(other):
         return "-"
     gaps = [100 * (a - b) for a, b in zip(each, other, strict=True)]
-    mean = math.fsum(gaps) / len(gaps)
+    mean = round(math.fsum(gaps) / len(gaps), 2) + 0.0  # no -0.00
     if len(gaps) < 2 or max(gaps) == min(gaps):  # a t-test has nothing to estimate from
         return f"{mean:+.2f}"
     from scipy.stats import ttest_rel
@@ -135,7 +142,9 @@ def machines(results: Results) -> str:
             cost = result["cost"]
             seconds[name] = seconds.get(name, 0.0) + cost["seconds"] + cost["evaluate_seconds"]
     parts = [f"{name} ({spent / 60:.0f} minutes)" for name, spent in sorted(seconds.items())]
-    return f"Trained on {' and '.join(parts)}, the sum over cells." if parts else ""
+    if not parts:
+        return ""
+    return f"Trained on {' and '.join(parts)}: the sum over cells, of which several ran at once."
 
 
 def failures(results: Results) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Unpack
 
 from rich.console import Console
 
@@ -18,13 +19,14 @@ from corefed.reproduce import results, tables
 from corefed.reproduce.cells import Cell, Flags
 from corefed.reproduce.paper import NOTHING, TABLE_1
 from corefed.reproduce.results import Results
+from corefed.reproduce.tables import Options
 
 REFERENCE = "CoreSet 50 %"
 """What every other row is compared with, seed by seed."""
 
 ROWS: dict[str, Flags] = {
     "FedAvg": {"method": "fedavg"},
-    "BNFed": {"method": "bnfed", "rounds": 100},  # by then it only swings
+    "BNFed": {"method": "bnfed"},
     "pFedMe": {"method": "pfedme"},
     "Per-FedAvg": {"method": "per-fedavg"},
     "PFedBayes": {"method": "pfedbayes"},
@@ -51,6 +53,8 @@ EVALUATE_EVERY = {"paper": 4, "quick": 2}
 # rounds; what is not named has its default.
 RATES: dict[str, Flags] = {
     "fedavg": {"learning_rate": 0.1},
+    "bnfed": {"learning_rate": 0.003},
+    "pfedme": {"personal_rate": 0.05},
     "per-fedavg": {"variant": "fo", "alpha": 0.1, "beta": 0.1},
 }
 CNN_RATES: dict[str, Flags] = {
@@ -92,20 +96,10 @@ def cells(scale: str) -> Iterator[Cell]:
 
 
 def reproduce(
-    name: str,
-    scale: str,
-    folder: Path,
-    console: Console,
-    *,
-    jobs: int = 0,
-    results: Path | None = None,
-    page: Path | None = None,
+    name: str, scale: str, folder: Path, console: Console, **options: Unpack[Options]
 ) -> None:
     """Write table1.json, .md and .html."""
-    tables.make(
-        name, scale, folder, console, lambda: list(cells(scale)), lay,
-        jobs=jobs, source=results, page=page,
-    )  # fmt: skip
+    tables.make(name, scale, folder, console, lambda: list(cells(scale)), lay, **options)
 
 
 def lay(found: Results) -> Sequence[Table]:
@@ -158,7 +152,10 @@ def _difference(each: Sequence[float], printed: float | None) -> str:
 
 
 def title(found: Results, data: str) -> str:
-    one = next(r for (_, column), r in found.items() if column == data and "config" in r)
+    every = [r for (_, column), r in found.items() if column == data and "config" in r]
+    if not every:
+        return data
+    one = max(every, key=lambda r: int(r["rounds"]))
     seeds = len(one["seeds"])
     return (
         f"{data}, {one['partition']}, {one['clients']} clients, {one['rounds']} rounds of "
@@ -173,4 +170,15 @@ def _note(found: Results, data: str) -> str:
         "seed in personal accuracy (global for a method without personal models), paired t-test. "
         "NLL of the same model."
     )
-    return " ".join(filter(None, (said, results.machines(mine), results.failures(mine))))
+    return " ".join(filter(None, (said, remarks(mine))))
+
+
+def remarks(mine: Results) -> str:
+    """Rows with fewer rounds than the others, where cells were trained, and what failed."""
+    rounds = max((r["rounds"] for r in mine.values() if "rounds" in r), default=0)
+    fewer = [
+        f"{row}: {r['rounds']} rounds."
+        for (row, _), r in mine.items()
+        if r.get("rounds", rounds) != rounds
+    ]
+    return " ".join(filter(None, (*fewer, results.machines(mine), results.failures(mine))))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from rich.console import Console
 
@@ -22,6 +22,7 @@ from corefed.reproduce import results, table1, tables
 from corefed.reproduce.cells import Cell, Flags
 from corefed.reproduce.paper import TABLE_3
 from corefed.reproduce.results import Result, Results
+from corefed.reproduce.tables import Options
 
 FULL = "PFedBayes"
 SHARE = 0.99
@@ -46,38 +47,21 @@ def cells(scale: str) -> Iterator[Cell]:
 
 
 def reproduce(
-    name: str,
-    scale: str,
-    folder: Path,
-    console: Console,
-    *,
-    jobs: int = 0,
-    results: Path | None = None,
-    page: Path | None = None,
+    name: str, scale: str, folder: Path, console: Console, **options: Unpack[Options]
 ) -> None:
     """Write table3.json, .md and .html."""
-    tables.make(
-        name, scale, folder, console, lambda: list(cells(scale)), lay,
-        jobs=jobs, source=results, page=page,
-    )  # fmt: skip
+    tables.make(name, scale, folder, console, lambda: list(cells(scale)), lay, **options)
 
 
 def reproduce_figure5(
-    name: str,
-    scale: str,
-    folder: Path,
-    console: Console,
-    *,
-    jobs: int = 0,
-    results: Path | None = None,
+    name: str, scale: str, folder: Path, console: Console, **options: Unpack[Options]
 ) -> None:
     """Write figure5.png and figure5.md from the runs, or the result file, of table3."""
     found = tables.make(
-        "table3", scale, folder, console, lambda: list(cells(scale)), lay,
-        jobs=jobs, source=results,
-    )  # fmt: skip
+        "table3", scale, folder, console, lambda: list(cells(scale)), lay, **options
+    )
     draw(found, folder / f"{name}.png")
-    text = "Personal accuracy against rounds and against bytes, by coreset size: figure5.png.\n"
+    text = "Personal accuracy over rounds, by coreset size: figure5.png.\n"
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
 
@@ -93,9 +77,8 @@ def lay(found: Results) -> Sequence[Table]:
             continue
         rows = [_row(found, row, data, goal) for row, column in found if column == data]
         mine = {key: result for key, result in found.items() if key[1] == data}
-        note = " ".join(filter(None, (results.machines(mine), results.failures(mine))))
         title = f"{table1.title(found, data)}; target {100 * goal:.2f}, {SHARE:.0%} of full data's"
-        laid.append(Table(title, columns, rows, note))
+        laid.append(Table(title, columns, rows, table1.remarks(mine)))
     return laid
 
 

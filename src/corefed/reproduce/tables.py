@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from rich.console import Console
 
@@ -15,6 +16,14 @@ from corefed.reproduce.results import Results
 Lay = Callable[[Results], Sequence[pages.Table]]
 
 
+class Options(TypedDict, total=False):
+    """What the command line may say about a table."""
+
+    jobs: int  # cells trained side by side; as suits the machine if not given
+    results: Path  # a result file to make the table from, in place of training
+    page: Path  # a page with marks to put the table into
+
+
 def make(
     name: str,
     scale: str,
@@ -23,16 +32,16 @@ def make(
     cells: Callable[[], Sequence[Cell]],
     lay: Lay,
     *,
-    jobs: int = 0,
-    source: Path | None = None,
-    page: Path | None = None,
+    classes: bool = False,
+    **options: Unpack[Options],
 ) -> Results:
-    """Train or read the cells; write NAME.json, NAME.md and NAME.html, and a part of `page`."""
-    marked = pages.Marked(page, name) if page is not None else None
-    if source is not None:
-        found = results.read(source, name)
+    """Train or read the cells; write NAME.json, NAME.md and NAME.html, and a part of a page."""
+    marked = pages.Marked(options["page"], name) if "page" in options else None
+    if "results" in options:
+        found = results.read(options["results"], name)
     else:
-        found = results.of(outcomes(cells(), folder, console, jobs))
+        trained = outcomes(cells(), folder, console, options.get("jobs", 0))
+        found = results.of(trained, classes=classes)
         results.write(folder / f"{name}.json", name, scale, found)
     laid = lay(found)
     text = pages.markdown(laid)
