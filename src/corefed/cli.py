@@ -18,6 +18,7 @@ from corefed import __version__
 from corefed.coreset.solvers import DEFAULT, SOLVERS
 from corefed.errors import UserError
 from corefed.methods.registry import METHODS
+from corefed.reproduce import NAMES
 
 app = typer.Typer(
     help="Personalised Bayesian federated learning on coresets.",
@@ -55,6 +56,23 @@ corefed coreset --data digits --size 100 --solver aiht-2 --draws 400 --json
 Solvers:
 
 """ + "\n\n".join(f"{name}: {entry.description}." for name, entry in SOLVERS.items())
+
+# The command line's own help of a positional argument is not shown by every typer and click.
+REPRODUCE_NAMES = "Names:\n\n" + "\n\n".join(
+    f"{name}: {entry.description}." for name, entry in NAMES.items()
+)
+
+BENCH_NAMES = """Names:
+
+runtime: all clients at once against one after the other.
+
+coreset: what a round on coresets costs beside one on all data.
+
+solvers: the coreset solvers compared, quality and time.
+
+million: a coreset of a million points, time and memory.
+
+submodular: greedy selection, beside submodlib where it is installed."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
 Names = ", ".join(METHODS)
@@ -243,7 +261,7 @@ def datasets(
         print(f"note: {note}", file=sys.stderr)
 
 
-@app.command()
+@app.command(epilog=BENCH_NAMES)
 def bench(
     name: Annotated[str, typer.Argument(help="runtime, coreset, solvers, million or submodular.")],
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -260,7 +278,7 @@ def bench(
     import_module("corefed.bench").main(name, device=device, out=out, scale=scale, page=page)
 
 
-@app.command()
+@app.command(epilog=REPRODUCE_NAMES)
 def reproduce(
     name: Annotated[
         str,
