@@ -200,10 +200,14 @@ def _padded(config: Config, model: Model) -> Model:
             "bnfed matches neurons by scipy, which is not installed: pip install scipy."
         )
     if len(model.widths) < 3:
-        kind = "has no hidden layer" if model.widths else "is no plain ReLU network"
+        lack, way = (
+            ("has no hidden layer", "set hidden to one or more widths")
+            if model.widths
+            else ("is convolutional or a module of its own", "use model=mlp")
+        )
         raise UserError(
-            f"bnfed matches the neurons of hidden ReLU layers, and this model {kind}; set hidden "
-            "to one or more widths, or use fedavg."
+            f"bnfed matches the neurons of hidden ReLU layers, and this model {lack}; {way}, or "
+            "use fedavg."
         )
     features, *hidden, outputs = model.widths
     padded = mlp((features, *(config.growth * n for n in hidden), outputs), model.likelihood)

@@ -1,8 +1,8 @@
 """Table 1 of the paper: every method on MNIST, Fashion-MNIST and CIFAR-10, on all data and on half.
 
 All with the same splits, initial weights, rounds, local steps and minibatches: at scale paper on
-shards-large, at scale quick with 250 points a client and without CIFAR-10. The rows "50 %" of FedAvg
-to PFedBayes train on a random half of each client's points (`keep` = 0.5); "Random 50 %" is
+shards-large, at scale quick with 250 points a client and without CIFAR-10. The rows "50 %" of
+FedAvg to PFedBayes train on a random half of each client's points (`keep` = 0.5); "Random 50 %" is
 PFedBayes on a half with weights n/k, which leaves the prior's part as it is on all data. "redrawn"
 is drawn anew as often as the coreset is refreshed.
 """
