@@ -290,7 +290,7 @@ def test_models_without_hidden_neurons_are_refused() -> None:
         build(mlp((5, 3), Categorical(3)))
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.LazyLinear(3))
     module(torch.zeros(1, 1, 5, 5))
-    with pytest.raises(UserError, match=r"this model is convolutional .* use model=mlp, or use fedavg"):
+    with pytest.raises(UserError, match=r"is convolutional .* use model=mlp, or use fedavg"):
         build(from_module(module, Categorical(3)))
 
 
