@@ -32,6 +32,9 @@ Line = dict[str, Any]
 GPU_JOBS = 4
 """Processes that share a GPU: its kernels here are shorter than launching them takes."""
 
+CPU_JOBS = 8
+"""More processes than that would want tens of gigabytes: each holds data and clients of its own."""
+
 ELSEWHERE = frozenset({"device", "memory_mb", "runtime"})
 """Settings that may differ between the machine that trained a cell and the one that reads it."""
 
@@ -105,7 +108,7 @@ def outcomes(cells: Sequence[Cell], folder: Path, console: Console, jobs: int = 
 
 
 def default_jobs() -> int:
-    return GPU_JOBS if torch.cuda.is_available() else os.cpu_count() or 1
+    return GPU_JOBS if torch.cuda.is_available() else min(CPU_JOBS, os.cpu_count() or 1)
 
 
 def train(cell: Cell, folder: Path, on_round: Callable[[], None] = lambda: None) -> str:
