@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 import sys
 import time
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from corefed import apart
 from corefed.bayes import regression
 from corefed.coreset.engine import build
 
@@ -33,11 +33,7 @@ def million(device: torch.device, scale: str) -> list[dict[str, Any]]:
     for store in stores:
         sizes = SIZES[scale] if store == stores[0] else SIZES[scale][-1:]
         for n in sizes:
-            command = [sys.executable, "-m", __name__, str(n), store, device.type, scale]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"n = {n}, {store}: {done.stderr.strip().splitlines()[-1]}")
-            rows.append(json.loads(done.stdout))
+            rows.append(apart.measured(__name__, str(n), store, device.type, scale))
     return rows
 
 

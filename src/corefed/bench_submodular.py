@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import time
 from importlib import import_module
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from corefed import apart
 from corefed.coreset.similarity import Metric, own_cosine
 from corefed.coreset.submodular import Objective, greedy
 from corefed.runtime.rounds import peak_memory_mb
@@ -48,11 +48,7 @@ def submodular(device: torch.device, scale: str) -> list[dict[str, Any]]:
     rows = []
     for n, other in jobs:
         for objective in OBJECTIVES:
-            command = [sys.executable, "-m", __name__, objective, str(n), other, device.type]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"{objective}, n = {n}: {done.stderr.strip().splitlines()[-1]}")
-            rows.append(json.loads(done.stdout))
+            rows.append(apart.measured(__name__, objective, str(n), other, device.type))
     return rows
 
 
@@ -162,4 +158,5 @@ def value(S: Tensor, chosen: list[int], objective: Objective, regulariser: float
 
 if __name__ == "__main__":
     name, size, other_name, where = sys.argv[1:]
-    print(json.dumps(one(name, int(size), other_name, where)))  # type: ignore[arg-type]
+    wanted = next(known for known in OBJECTIVES if known == name)
+    print(json.dumps(one(wanted, int(size), other_name, where)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,14 +22,15 @@ class Table(NamedTuple):
 def markdown(tables: Sequence[Table]) -> str:
     text: list[str] = []
     for table in tables:
-        text += [f"**{table.title}**", "", _row(table.columns), "|---" * len(table.columns) + "|"]
-        text += [*map(_row, table.rows), ""]
+        text += [f"**{table.title}**", "", *lines(table.columns, table.rows), ""]
         text += [table.note, ""] if table.note else []
     return "\n".join(text)
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """One table, without title and note."""
+    head, *body = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
+    return [head, "|---" * len(columns) + "|", *body]
 
 
 STYLE = """

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -193,12 +194,9 @@ def _say(sentence: str) -> None:
 
 def _cache_path(pictures: Pictures, name: str, embedder: Embedder) -> Path | None:
     """None where there is no place to keep features in."""
-    try:
-        import safetensors.torch  # noqa: F401
-
-        folder = fetch.cache() / "embeddings"
-    except ImportError:
+    if any(find_spec(name) is None for name in ("safetensors", "safetensors.torch", "pooch")):
         return None
+    folder = fetch.cache() / "embeddings"
     about = [PREPARATION, name, embedder.checksum, embedder.size, pictures.digest()]
     key = hashlib.blake2b(json.dumps(about).encode(), digest_size=20).hexdigest()
     return folder / f"{key}.safetensors"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -63,10 +64,8 @@ class ImageSet(NamedTuple):
 
 
 def require_pillow() -> None:
-    try:
-        import PIL  # noqa: F401
-    except ImportError as error:
-        raise UserError("Reading images needs pillow: pip install 'corefed[vision]'.") from error
+    if find_spec("PIL") is None:
+        raise UserError("Reading images needs pillow: pip install 'corefed[vision]'.")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from corefed import pages
 from corefed.coreset import solvers
 from corefed.coreset.problem import Problem, Solution
 from corefed.errors import UserError
@@ -146,14 +147,14 @@ def table(
     lines: Sequence[Line], rows: Sequence[str], columns: Mapping[str, tuple[str, dict[str, object]]]
 ) -> list[str]:
     """Markdown, one row a solver. A column is its heading, the metric, and which lines it takes."""
-    text = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for label in rows:
-        cells = [
-            cell(values(lines, metric, solver=label, **wanted))
-            for metric, wanted in columns.values()
+    body = [
+        [
+            label,
+            *(cell(values(lines, metric, solver=label, **own)) for metric, own in columns.values()),
         ]
-        text.append(f"| {label} | " + " | ".join(cells) + " |")
-    return [*text, ""]
+        for label in rows
+    ]
+    return [*pages.lines(["", *columns], body), ""]
 
 
 # Colours that eyes of every kind tell apart; one colour a family of solvers.

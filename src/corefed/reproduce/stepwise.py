@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from corefed import report, rng
+from corefed import pages, report, rng
 from corefed.experiment import Setup
 from corefed.types import Tree
 
@@ -41,11 +41,8 @@ def table(curves: Curves, digits: int, marks: Sequence[int] = (1, 5, 10, 20, 40)
     """Markdown: the figures after some rounds and the last."""
     length = len(next(iter(curves.values())))
     shown = [m for m in sorted({*marks, length}) if m <= length]
-    text = ["| round | " + " | ".join(map(str, shown)) + " |", "|---" * (len(shown) + 1) + "|"]
-    for label, curve in curves.items():
-        cells = " | ".join(f"{curve[m - 1]:.{digits}f}" for m in shown)
-        text.append(f"| {label} | {cells} |")
-    return text
+    body = [[name, *(f"{c[m - 1]:.{digits}f}" for m in shown)] for name, c in curves.items()]
+    return pages.lines(["round", *map(str, shown)], body)
 
 
 def picture(

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from corefed import record, report
+from corefed import pages, record, report
 from corefed.coreset.solvers import SOLVERS
 from corefed.reproduce.cells import Cell, Flags, place_of, summaries
 
@@ -53,19 +53,16 @@ def _markdown(
     """mean ± std over seeds, one row a method and one column a data set."""
     columns = list(dict.fromkeys(column for _, column in found))
     rows = list(dict.fromkeys(row for row, _ in found))
-    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     digits = 2 if factor == 100.0 else 3
-    for row in rows:
-        cells = []
-        for column in columns:
-            if (row, column) not in found:
-                cells.append("")
-                continue
-            value = found[row, column]["metrics"][metric]
-            mean, std = factor * value["mean"], factor * value["std"]
-            cells.append(f"{mean:.{digits}f} ± {std:.{digits}f}")
-        lines.append(f"| {row} | " + " | ".join(cells) + " |")
-    return lines
+
+    def cell(key: tuple[str, str]) -> str:
+        if key not in found:
+            return ""
+        value = found[key]["metrics"][metric]
+        return f"{factor * value['mean']:.{digits}f} ± {factor * value['std']:.{digits}f}"
+
+    body = [[row, *(cell((row, column)) for column in columns)] for row in rows]
+    return pages.lines(["", *columns], body)
 
 
 def _curves(cells: list[Cell], folder: Path, path: Path) -> None:
@@ -95,15 +92,19 @@ def _curves(cells: list[Cell], folder: Path, path: Path) -> None:
 
 
 def _held_out(found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
-    lines = ["| | data | error on fresh draws | refreshes a client | s/round |", "|---" * 5 + "|"]
-    for (row, column), summary in found.items():
-        figures = summary["coreset"]
-        if "held_out_error" in figures:
-            lines.append(
-                f"| {row} | {column} | {figures['held_out_error']:.3f} | "
-                f"{figures['refreshes']:.1f} | {summary['cost']['seconds_per_round']:.3f} |"
-            )
-    return lines
+    columns = ("", "data", "error on fresh draws", "refreshes a client", "s/round")
+    body = [
+        [
+            row,
+            column,
+            f"{summary['coreset']['held_out_error']:.3f}",
+            f"{summary['coreset']['refreshes']:.1f}",
+            f"{summary['cost']['seconds_per_round']:.3f}",
+        ]
+        for (row, column), summary in found.items()
+        if "held_out_error" in summary["coreset"]
+    ]
+    return pages.lines(columns, body)
 
 
 # --- solvers: what the choice of solver does to accuracy ------------------------------------------
