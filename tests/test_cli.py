@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -168,7 +167,7 @@ def test_ctrl_c_finishes_the_round_and_can_be_resumed(
     inner = rounds._round
 
     def interrupted(*arguments: object) -> object:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         return inner(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
@@ -185,8 +184,9 @@ def test_ctrl_c_finishes_the_round_and_can_be_resumed(
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object) -> object:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+        """Raised in this thread: another one could still hold the first when the second comes."""
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         raise AssertionError
 
     monkeypatch.setattr(rounds, "_round", interrupted)
@@ -198,7 +198,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch: pytest.Monke
 def test_ctrl_c_while_loading_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "prepare", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(rounds, "prepare", lambda _: signal.raise_signal(signal.SIGINT))
     result = corefed("run", *SMALL, "--out", tmp_path / "run")
     assert result.code == 130
     assert result.err == "nothing written\n"
