@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from test_runtimes import SMALL, TIGHT, assert_same, run
+from test_runtimes import (
+    PAPER_CUDA,
+    SINGLE_CUDA,
+    SMALL,
+    TIGHT,
+    assert_same,
+    cuda,
+    on,
+    proper_float32,
+    run,
+)
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
 
@@ -24,7 +34,7 @@ from corefed.methods import registry
 from corefed.models import Model
 from corefed.rng import Streams, Who
 from corefed.runtime.local import chunk_for
-from corefed.types import ClientData
+from corefed.types import ClientData, Method
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 """Sums of some hundred products of numbers around 1 in float64, where one rounding is 1e-16."""
@@ -307,14 +317,20 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "settings"), METHODS)
-def test_loop_and_vmap_agree(name: str, settings: dict[str, Any], way: str) -> None:
+every_method = pytest.mark.parametrize(("name", "settings"), METHODS)
+
+
+def build(name: str, settings: dict[str, Any]) -> Method:
     config = registry.config_class(name)
     fields = {field.name for field in dataclasses.fields(config)}
     small = {key: value for key, value in SMALL.items() if key in fields}
     model = cnn((2, 8, 8), (3, 2), (4,), Categorical(CLASSES))
-    method = registry.build(name, config(**{**small, **settings}), model)
-    rounds = 1 if "preset" in settings else 2
+    return registry.build(name, config(**{**small, **settings}), model)
+
+
+@every_method
+def test_loop_and_vmap_agree(name: str, settings: dict[str, Any], way: str) -> None:
+    method, rounds = build(name, settings), 1 if "preset" in settings else 2
     one, all_ = (run(method, images(), chunk=chunk, rounds=rounds) for chunk in (1, 3))
     assert all(value.isfinite().all() for value in one.messages[-1].values())
     assert_same(all_, one, **TIGHT)
@@ -337,3 +353,47 @@ def test_it_learns() -> None:
     config = registry.config_class("fedavg")(learning_rate=0.1)
     losses = run(registry.build("fedavg", config, model), data, rounds=60).losses
     assert losses[-1].item() < 0.25 * math.log(2) < math.log(2) < 2 * losses[0].item()
+
+
+# CUDA
+
+
+@cuda
+@every_network
+def test_cuda_has_the_values_and_gradients_of_the_cpu(name: str) -> None:
+    """There one grouped convolution, here one network after the other."""
+    model, x = network(name), normal(2, POINTS, *NETWORKS[name][0], seed=1)
+    direction = normal(2, 3, POINTS, CLASSES, seed=2)
+    results = []
+    for device in ("cuda", "cpu"):
+        theta = normal(2, 3, model.size).to(device).requires_grad_()
+        output = model.forward(theta, x.to(device))
+        slope = torch.autograd.grad((output * direction.to(device)).sum(), theta)
+        results.append([output.detach().cpu(), slope[0].cpu()])
+    torch.testing.assert_close(results[0], results[1], **EXACT)
+
+
+@cuda
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_loop_and_vmap_agree_on_cuda(
+    name: str, settings: dict[str, Any], dtype: torch.dtype
+) -> None:
+    method, data = build(name, settings), on("cuda", images(dtype))
+    double = dtype is torch.float64
+    rounds = 2 if double and "preset" not in settings else 1
+    with proper_float32():
+        one, all_ = (run(method, data, chunk=chunk, rounds=rounds) for chunk in (1, 3))
+    single = PAPER_CUDA if "preset" in settings else SINGLE_CUDA
+    assert_same(all_, one, **(TIGHT if double else single))
+
+
+@cuda
+@every_method
+def test_cuda_agrees_with_the_cpu_on_the_same_numbers(name: str, settings: dict[str, Any]) -> None:
+    """As in `test_runtimes`."""
+    method, rounds = build(name, settings), 1 if "preset" in settings else 2
+    here, there = (
+        run(method, on(device, images()), rounds=rounds, source="cpu") for device in ("cpu", "cuda")
+    )
+    assert_same(there, here, rtol=1e-6, atol=1e-6)

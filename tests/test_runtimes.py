@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -482,6 +483,22 @@ def test_fusing_equal_posteriors_changes_nothing() -> None:
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA")
 
 
+@contextmanager
+def proper_float32() -> Iterator[None]:
+    """No TF32, which has three digits: cuDNN convolves in it unless told not to, and some GPU
+    environments multiply matrices in it. Not by monkeypatch, which deletes what it cannot find in
+    an object's __dict__, and these are kept by torch."""
+    switches = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        for switch in switches:
+            switch.allow_tf32 = False
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.allow_tf32 = value
+
+
 def on(device: str, data: ClientData) -> ClientData:
     return ClientData(*(field.to(device) for field in data))
 
@@ -489,19 +506,17 @@ def on(device: str, data: ClientData) -> ClientData:
 @cuda
 @every_method
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_loop_and_vmap_agree_on_cuda(
-    row: Row, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In float32 proper: TF32, which some GPU environments switch on, has three digits."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+def test_loop_and_vmap_agree_on_cuda(row: Row, dtype: torch.dtype) -> None:
     method, data = build(row), on("cuda", federation(dtype=dtype))
     double = dtype is torch.float64
     rounds = row.rounds if double else row.rounds_float32
-    expected = run(method, data, chunk=1, rounds=rounds)
-    for chunk in (2, len(SIZES)):
-        stacked = run(method, data, chunk=chunk, rounds=rounds)
-        single = PAPER_CUDA if ("preset", "paper") in row.settings else SINGLE_CUDA
-        assert_same(stacked, expected, **(TIGHT if double else single))
+    single = PAPER_CUDA if ("preset", "paper") in row.settings else SINGLE_CUDA
+    with proper_float32():
+        expected, *stacked = (
+            run(method, data, chunk=chunk, rounds=rounds) for chunk in (1, 2, len(SIZES))
+        )
+    for found in stacked:
+        assert_same(found, expected, **(TIGHT if double else single))
 
 
 @cuda
