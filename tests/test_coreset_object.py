@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from corefed.coreset import Coreset, WeightedSubset, build, files
+from corefed import files
+from corefed.coreset import Coreset, WeightedSubset, build
 from corefed.errors import UserError
 
 N, D, K = 200, 3, 12

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from corefed import record, resolve, train
+from corefed import files, record, resolve, train
 from corefed.methods import registry
 
 SETTINGS = (
@@ -102,7 +102,7 @@ def test_killed_at_the_worst_moments(undisturbed: dict[str, Any], tmp_path: Path
         assert not (folder / record.SUMMARY).exists()
     subprocess.run([*COMMAND, *arguments(folder)], check=True, capture_output=True)
     assert outcome(folder) == undisturbed
-    assert not list(folder.rglob(f"*{record.TEMPORARY}"))
+    assert not list(folder.rglob(f"*{files.TEMPORARY}"))
 
 
 def test_killed_at_random_moments(undisturbed: dict[str, Any], tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from corefed import posteriors, record
-from corefed.coreset import files, picture, solvers
+from corefed import files, posteriors, record
+from corefed.coreset import picture, solvers
 from corefed.coreset.coreset import encode
 from corefed.coreset.engine import MANY, build
 from corefed.coreset.solvers import SOLVERS
@@ -75,7 +75,8 @@ def execute(
             resample=fitted.resample if SOLVERS[solver].resample else None,
         )
     note = {"data": data, "model": fitted.text}
-    files.write(folder, {**encode(coreset, note), PICTURE: picture.render(coreset)})
+    contents = {**encode(coreset, note), PICTURE: picture.render(coreset)}
+    files.write_folder(folder, contents.items())
     if json:
         about = dataclasses.asdict(coreset.diagnostics)
         print(jsonlib.dumps({"folder": str(folder), **note, **about}, indent=1))

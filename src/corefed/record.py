@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from corefed import __version__, checkpoint
+from corefed import __version__, checkpoint, files
 from corefed.config import Experiment, to_dict, to_toml
 from corefed.errors import UserError
 from corefed.types import Tree
@@ -34,7 +34,6 @@ SCHEMA = 1
 
 EXPERIMENT, ROUNDS, SUMMARY = "experiment.toml", "rounds.jsonl", "summary.json"
 STATE = "checkpoint/state.safetensors"
-TEMPORARY = ".tmp"  # suffix of a file being written; left behind by kill -9, then overwritten
 
 Line = dict[str, Any]
 
@@ -122,7 +121,7 @@ class Folder:
         with self._writing(f"The rounds before {line['round']} are kept"):
             try:
                 with path.open("ab") as file:
-                    _write(file.fileno(), (json.dumps(line) + "\n").encode())
+                    files.write(file.fileno(), (json.dumps(line) + "\n").encode())
             except OSError:
                 with suppress(OSError):
                     os.truncate(path, size)
@@ -142,25 +141,7 @@ class Folder:
             self._replace(SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
 
     def _replace(self, name: str, content: bytes) -> None:
-        """Write a file so that every moment finds the old one or the new one, whole."""
-        target = self.path / name
-        temporary = target.with_name(f".{target.name}{TEMPORARY}")
-        try:
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-            try:
-                _write(handle, content)
-            finally:
-                os.close(handle)
-            os.replace(temporary, target)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-        directory = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # the rename itself
-        finally:
-            os.close(directory)
+        files.replace(self.path / name, content)
 
     def _cut(self, done: int) -> list[Line]:
         """The first `done` lines of rounds.jsonl; what follows them is cut off."""
@@ -188,14 +169,6 @@ class Folder:
             yield
         except OSError as error:
             raise UserError(f"Cannot read {self.path / name}: {error.strerror}.") from error
-
-
-def _write(handle: int, content: bytes) -> None:
-    """All of `content`, on the disk and not only on its way: write, then fsync."""
-    view = memoryview(content)
-    while view:
-        view = view[os.write(handle, view) :]
-    os.fsync(handle)
 
 
 def read_lines(path: Path, most: int | None = None) -> tuple[list[Line], int]:

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from corefed import __version__
+from corefed import __version__, files
 from corefed.coreset import draws as posteriors
-from corefed.coreset import files, likelihoods, modules, sources
+from corefed.coreset import likelihoods, modules, sources
 from corefed.coreset.likelihoods import LogLikelihood
 from corefed.errors import UserError
 
@@ -122,7 +122,7 @@ class Coreset:
 
     def save(self, folder: str | Path, note: Mapping[str, object] | None = None) -> None:
         """Write the three files, `note` into the JSON; when that fails, the folder is as it was."""
-        files.write(Path(folder), encode(self, note))
+        files.write_folder(Path(folder), encode(self, note).items())
 
     @staticmethod
     def load(folder: str | Path) -> Coreset:

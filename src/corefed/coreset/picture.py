@@ -6,8 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corefed import report
-from corefed.coreset import files
+from corefed import files, report
 from corefed.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,7 +21,8 @@ SMALLEST = 1e-6
 
 def draw(coreset: Coreset, path: Path) -> None:
     """Three panels into `path`; its suffix names the format."""
-    files.write(path.parent, {path.name: render(coreset, path.suffix.lstrip(".") or "png")})
+    content = render(coreset, path.suffix.lstrip(".") or "png")
+    files.write_folder(path.parent, [(path.name, content)])
 
 
 def render(coreset: Coreset, suffix: str = "png") -> bytes:

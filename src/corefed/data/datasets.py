@@ -58,6 +58,9 @@ def names() -> dict[str, str]:
     return dict(_DESCRIPTIONS)
 
 
+LOCAL = "local"
+"""The name, in an experiment, of data that only the clients of a federation have."""
+
 IMAGES = ("image-folder:", "medmnist:")
 """Beginnings of names that take a path; what lies there is embedded, or becomes raw pixels."""
 
@@ -84,14 +87,21 @@ def load(
     bad_images: str = "refuse",
     memory_mb: int = 4096,
     labels_only: bool = False,
+    partial: bool = False,
 ) -> Dataset:
     """The named set, checked; of some of its classes, if they are given by name or number.
 
     `seed` and `clients` matter to synthetic sets only. What follows `classes` matters to sets of
-    images: `labels_only` leaves them unread and x empty.
+    images: `labels_only` leaves them unread and x empty; `partial` is for a client's own folder,
+    which may lack classes that others have.
     """
+    if name == LOCAL:
+        raise UserError(
+            "Local data are what each client of a federation reads on its own machine: use "
+            "`corefed federation`, or name a data set."
+        )
     if name.startswith(IMAGES):
-        found = _find_images(name, data_dir, memory_mb)
+        found = _find_images(name, data_dir, memory_mb, partial)
         dataset = _embed(name, found, None if labels_only else embedding, bad_images)
     elif name not in _DESCRIPTIONS or name.endswith(":PATH"):
         raise UserError(_unknown(name))
@@ -150,12 +160,14 @@ def _unknown(name: str) -> str:
     return f"There is no data set {name!r}.{hint} Known: {', '.join(_DESCRIPTIONS)}."
 
 
-def _find_images(name: str, data_dir: Path | None, memory_mb: int) -> ImageSet:
+def _find_images(name: str, data_dir: Path | None, memory_mb: int, partial: bool) -> ImageSet:
     kind, _, written = name.partition(":")
     if not written or written == "PATH":
         raise UserError(f"Data set {name!r} names no path; write {kind}:PATH with yours.")
     path = fetch.named(written, data_dir)
-    return images.find(path) if kind == "image-folder" else medmnist.find(path, memory_mb)
+    if kind == "image-folder":
+        return images.find(path, partial=partial)
+    return medmnist.find(path, memory_mb)
 
 
 def _embed(name: str, found: ImageSet, embedder: Embedding | None, bad_images: str) -> Dataset:

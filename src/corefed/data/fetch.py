@@ -30,9 +30,11 @@ def roots(data_dir: Path | None) -> Iterator[Path]:
 
 def cache() -> Path:
     """Where downloads and computed features are kept: $COREFED_CACHE, or the user's cache."""
+    if os.environ.get(CACHE_VARIABLE):
+        return Path(os.environ[CACHE_VARIABLE])
     import pooch
 
-    return Path(os.environ.get(CACHE_VARIABLE) or pooch.os_cache("corefed"))
+    return Path(pooch.os_cache("corefed"))
 
 
 def named(path: str, data_dir: Path | None) -> Path:

@@ -23,14 +23,14 @@ TRAIN, VALIDATION, TEST = "train", ("val", "valid", "validation"), "test"
 PARTS = (TRAIN, *VALIDATION, TEST)
 
 
-def find(root: Path) -> ImageSet:
+def find(root: Path, *, partial: bool = False) -> ImageSet:
     """List the images under `root` and check that every class has some."""
     require_pillow()
     if not root.is_dir():
         raise UserError(f"{root} is a file; image-folder needs a folder with a folder a class.")
     parts = _parts(root)
     classes = {name: _subfolders(folder) for name, folder in parts.items()}
-    _check_classes(root, classes)
+    _check_classes(root, classes, partial)
     labels = tuple(sorted({label for own in classes.values() for label in own}))
     files: list[Path] = []
     y: list[int] = []
@@ -72,12 +72,12 @@ def _parts(root: Path) -> dict[str, Path]:
     return {found[kind]: below[found[kind]] for kind in PARTS if kind in found}
 
 
-def _check_classes(root: Path, classes: dict[str, dict[str, Path]]) -> None:
-    """Two classes or more, the same ones to train on and to test on."""
+def _check_classes(root: Path, classes: dict[str, dict[str, Path]], partial: bool) -> None:
+    """Two classes or more, the same ones to train on and to test on; of a part, any to train on."""
     names: dict[str, set[str]] = {TRAIN: set(), TEST: set()}
     for part, own in classes.items():
         names[TEST if part.lower() == TEST else TRAIN] |= own.keys()
-    if len(classes) > 1 and names[TRAIN] != names[TEST]:
+    if len(classes) > 1 and names[TRAIN] != names[TEST] and not partial:
         there, missing = (TRAIN, TEST) if names[TRAIN] - names[TEST] else (TEST, TRAIN)
         label = sorted(names[there] - names[missing])[0]
         raise UserError(
@@ -89,7 +89,7 @@ def _check_classes(root: Path, classes: dict[str, dict[str, Path]]) -> None:
         raise UserError(
             f"{root} has no class folders; put the images of each class into a folder of its name."
         )
-    if len(known) == 1:
+    if len(known) == 1 and not partial:
         raise UserError(f"{root} has one class only, {known[0]!r}; there must be two or more.")
 
 

@@ -1,0 +1,46 @@
+"""A split on disk, one file a client: to try a real federation on data dealt as in a simulation.
+
+client-I.npz has X_train, y_train, X_test and y_test: the very numbers that client I of a simulation
+trains on, before they are scaled.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from corefed import files
+from corefed.data.datasets import Dataset
+from corefed.data.partition import Split
+from corefed.errors import UserError
+
+
+def write(dataset: Dataset, splits: Sequence[Split], folder: Path) -> None:
+    """All clients' files, or none, into a folder that is new or empty."""
+    if folder.exists():
+        try:
+            names = os.listdir(folder)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be used as a folder: {error.strerror}.") from error
+        # What an interrupted attempt has left has the names that are about to be written.
+        if any(not name.endswith(files.TEMPORARY) for name in names):
+            raise UserError(f"{folder} is not empty; name a new folder for the clients' data.")
+    files.write_folder(folder, _contents(dataset, splits))
+
+
+def _contents(dataset: Dataset, splits: Sequence[Split]) -> Iterator[tuple[str, bytes]]:
+    """One at a time, since all of them together may be large."""
+    for client, one in enumerate(splits):
+        content = io.BytesIO()
+        np.savez(
+            content,
+            X_train=dataset.values(one.train).numpy(),
+            y_train=dataset.y[one.train].numpy(),
+            X_test=dataset.values(one.test).numpy(),
+            y_test=dataset.y[one.test].numpy(),
+        )
+        yield f"client-{client}.npz", content.getvalue()

@@ -1,0 +1,79 @@
+"""Names of classes: what each client calls them, and the order that all clients give them.
+
+A class number keeps its meaning: where every name is a number, class 7 is output 7 for everybody,
+also for a client, or a whole federation, that has no class 3. Other names stand in alphabetical
+order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from corefed.errors import UserError
+
+MOST = 10_000
+"""Classes at most; a column with more of them is an identifier or a measurement."""
+
+LONGEST = 200
+"""Characters of a name at most; a longer one is free text."""
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
+
+
+def numbered(names: Iterable[str]) -> bool:
+    return all(_NUMBER.fullmatch(name) for name in names)
+
+
+def ordered(names: Iterable[str]) -> tuple[str, ...]:
+    """Different names in their order: 2 before 10."""
+    different = set(names)
+    return tuple(sorted(different, key=int if numbered(different) else None))
+
+
+def united(names: Iterable[str]) -> tuple[str, ...]:
+    """The classes of a federation, from those of all its clients."""
+    different = ordered(names)
+    if not numbered(different):
+        return different
+    if int(different[-1]) >= MOST:
+        raise UserError(
+            f"There is a class {different[-1]}, and class numbers end at {MOST - 1}; is it an "
+            "identifier?"
+        )
+    return tuple(map(str, range(int(different[-1]) + 1)))
+
+
+def by_number(values: npt.NDArray[Any], where: str) -> tuple[Tensor, tuple[str, ...]]:
+    """[n] whole numbers as indices into the names of those that occur."""
+    low, high = float(values.min()), float(values.max())
+    if low < 0 or high >= MOST:
+        wrong = low if low < 0 else high
+        raise UserError(
+            f"{where} has class number {wrong:.9g}; class numbers are 0 to {MOST - 1}. Is it an "
+            "identifier? For a regression give y as floating-point numbers in an .npz."
+        )
+    kinds, places = np.unique(values, return_inverse=True)
+    return torch.from_numpy(places.reshape(-1)).long(), tuple(str(int(kind)) for kind in kinds)
+
+
+def by_name(values: Sequence[str], where: str) -> tuple[Tensor, tuple[str, ...]]:
+    """[n] names as indices into those that occur, in their order."""
+    names = ordered(values)
+    if len(names) > MOST:
+        raise UserError(
+            f"{where} has {len(names)} different names of classes, more than {MOST}. Is it an "
+            "identifier?"
+        )
+    longest = max(names, key=len)
+    if len(longest) > LONGEST or not all(name.strip() for name in names):
+        what = "an empty name" if len(longest) <= LONGEST else f"one of {len(longest)} characters"
+        raise UserError(f"{where} has {what} among its classes; name each by 1 to {LONGEST}.")
+    places = {name: place for place, name in enumerate(names)}
+    return torch.tensor([places[value] for value in values]), names

@@ -1,0 +1,28 @@
+"""A short name for tensors: trees share it only if every name, kind, shape and byte is equal."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from corefed.runtime import wire
+
+SIZE = 16  # bytes: two different trees share a digest with probability 2^-128
+
+
+def of(tree: Mapping[str, Tensor], *more: str) -> str:
+    """BLAKE2 of a tree, whatever the order of its names, and of texts beside it."""
+    whole = hashlib.blake2b(digest_size=SIZE)
+    for text in more:
+        _add(whole, text.encode())
+    for name, value in sorted(tree.items()):
+        _add(whole, f"{name} {value.dtype} {list(value.shape)}".encode())
+        whole.update(wire.raw(value))
+    return whole.hexdigest()
+
+
+def _add(whole: hashlib.blake2b, part: bytes) -> None:
+    """With its length, so that no two lists of parts are the same bytes."""
+    whole.update(len(part).to_bytes(8, "little") + part)

@@ -1,0 +1,227 @@
+"""A client's points in an .npz file: arrays X and y, or X_train, y_train, X_test and y_test.
+
+X may be written x. Points lie along the first axis; numbers are taken as they are, whole ones too
+(bytes of an image are not divided by 255). Whole numbers or text in y are classes, floating-point
+numbers are targets of a regression. Nothing pickled is ever loaded, and sizes are known from the
+arrays' headers before any of them is unpacked.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from corefed.data.datasets import Dataset
+from corefed.errors import UserError
+from corefed.federation import classes
+
+Array = npt.NDArray[Any]
+MEANT = "X and y, or X_train and y_train, and with these X_test and y_test where there are any"
+
+
+class Header(NamedTuple):
+    """What an array says it is."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def family(self) -> tuple[str, int]:
+        """Of y: targets (f), names (U) or numbers (i) of classes, and how many a point."""
+        kind = self.dtype.kind
+        return kind if kind in "fU" else "i", math.prod(self.shape[1:])
+
+
+def read(path: Path, memory_mb: int) -> Dataset:
+    """All points of the file; those of its test arrays are held out."""
+    with _readable(path):
+        headers = _headers(path)
+    pairs = _pairs(path, headers)
+    for x, y in pairs:
+        _check(path, x, y, headers)
+    _check_alike(path, pairs, headers)
+    _check_memory(path, pairs, headers, memory_mb)
+    sizes = [headers[x].shape[0] for x, _ in pairs]
+    point = headers[pairs[0][0]].shape[1:] or (1,)
+    points = np.empty((sum(sizes), *point), np.float32)
+    kind, width = headers[pairs[0][1]].family
+    parts: list[Array] = []
+    with _readable(path), np.load(path, allow_pickle=False) as file:
+        for (x, y), end, size in zip(pairs, np.cumsum(sizes), sizes, strict=True):
+            with np.errstate(over="ignore"):  # what is too large becomes infinite, and refused
+                points[end - size : end] = file[x].reshape(size, *point)
+            parts.append(file[y].reshape(size, width))
+    targets, labels = _targets(path, kind, np.concatenate(parts))
+    return Dataset(
+        str(path),
+        torch.from_numpy(points),
+        targets,
+        len(labels),
+        held_out=torch.arange(len(points)) >= sizes[0] if len(pairs) > 1 else None,
+        labels=labels,
+        keep_split=True,
+        notes=tuple(_notes(path, pairs, headers, points)),
+    )
+
+
+def _headers(path: Path) -> dict[str, Header]:
+    found = {}
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            if not info.filename.endswith(".npy"):
+                continue
+            name = info.filename.removesuffix(".npy")
+            with archive.open(info) as stream:
+                header = _header(stream, f"{name} in {path}")
+            if header.size > info.file_size:
+                raise UserError(f"{name} in {path} claims shape {header.shape}, more than it has.")
+            found[name] = header
+    return found
+
+
+def _header(stream: Any, what: str) -> Header:
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    elif version == (2, 0):
+        shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
+    else:  # 3.0 has names of columns
+        raise UserError(f"{what} is no plain array; save an array of numbers.")
+    return Header(tuple(shape), dtype)
+
+
+def _pairs(path: Path, headers: dict[str, Header]) -> list[tuple[str, str]]:
+    """Names of (X, y) to train on, and of those to test on where there are any."""
+    known: dict[str, str] = {}
+    for name in headers:
+        if name.lower() in known:
+            raise UserError(f"{path} has both {known[name.lower()]} and {name}; leave one.")
+        known[name.lower()] = name
+    whole, train, test = (("x" + end, "y" + end) for end in ("", "_train", "_test"))
+    if all(name in known for name in (*whole, *train)):
+        raise UserError(f"{path} has {known['x']} beside {known['x_train']}; leave one.")
+    pairs = [pair for pair in (whole, train) if all(name in known for name in pair)]
+    if not pairs:
+        found = ", ".join(headers) or "nothing"
+        raise UserError(f"{path} must hold arrays {MEANT}; it holds {found}.")
+    there = [name in known for name in test]
+    if any(there) and not all(there):
+        raise UserError(
+            f"{path} has {known[test[there.index(True)]]} alone; X_test and y_test go together."
+        )
+    if all(there):
+        pairs.append(test)
+    return [(known[x], known[y]) for x, y in pairs]
+
+
+def _check(path: Path, x: str, y: str, headers: dict[str, Header]) -> None:
+    for name, kinds in ((x, "fiub"), (y, "fiubU")):
+        shape, dtype = headers[name]
+        if dtype.hasobject:
+            raise UserError(
+                f"{name} in {path} holds Python objects, which are never loaded; save it as an "
+                "array of numbers."
+            )
+        if dtype.kind not in kinds:
+            raise UserError(f"{name} in {path} is {dtype}, not numbers.")
+        if not shape:
+            raise UserError(f"{name} in {path} is a single value; it must have an axis of points.")
+        if 0 in shape[1:]:
+            raise UserError(f"{name} in {path} has shape {shape}: no numbers in a point.")
+    if headers[x].shape[0] != headers[y].shape[0]:
+        raise UserError(
+            f"{path} has {headers[x].shape[0]} points in {x} but {headers[y].shape[0]} in {y}."
+        )
+    if headers[y].dtype.kind != "f" and math.prod(headers[y].shape[1:]) > 1:
+        raise UserError(
+            f"{y} in {path} has shape {headers[y].shape}; it must be one class a point, not a row."
+        )
+
+
+def _check_alike(path: Path, pairs: list[tuple[str, str]], headers: dict[str, Header]) -> None:
+    if headers[pairs[0][0]].shape[0] == 0:
+        raise UserError(f"{pairs[0][0]} in {path} is empty; a client needs at least one point.")
+    (x, y), (x_test, y_test) = pairs[0], pairs[-1]
+    if headers[x].shape[1:] != headers[x_test].shape[1:]:
+        _refuse_unlike(path, x, x_test, headers)
+    if headers[y].family != headers[y_test].family:
+        _refuse_unlike(path, y, y_test, headers)
+
+
+def _refuse_unlike(path: Path, train: str, test: str, headers: dict[str, Header]) -> NoReturn:
+    one, two = headers[train], headers[test]
+    raise UserError(
+        f"{test} in {path} is {two.dtype} of shape {two.shape} but {train} is {one.dtype} of shape "
+        f"{one.shape}; test points must be like training points."
+    )
+
+
+def _check_memory(
+    path: Path, pairs: list[tuple[str, str]], headers: dict[str, Header], memory_mb: int
+) -> None:
+    """What is in the file, and twice the points in float32: once whole, once divided."""
+    stored = sum(headers[name].size for pair in pairs for name in pair)
+    needed = (stored + sum(8 * math.prod(headers[x].shape) for x, _ in pairs)) / 2**20
+    if needed > memory_mb:
+        raise UserError(
+            f"{path} needs {needed:.0f} MB of memory, more than the {memory_mb} MB allowed; raise "
+            "memory_mb, or use fewer points."
+        )
+
+
+def _targets(path: Path, kind: str, y: Array) -> tuple[Tensor, tuple[str, ...]]:
+    """Of [n, d] as the file has them, all parts together."""
+    where = f"y in {path}"
+    if kind == "f":
+        with np.errstate(over="ignore"):
+            return torch.from_numpy(y.astype(np.float32)), ()
+    if kind == "U":
+        return classes.by_name(y.reshape(-1).tolist(), where)
+    return classes.by_number(y.reshape(-1), where)
+
+
+def _notes(
+    path: Path, pairs: list[tuple[str, str]], headers: dict[str, Header], points: Array
+) -> Iterator[str]:
+    used = {name for pair in pairs for name in pair}
+    others = [name for name in headers if name not in used]
+    if others:
+        yield f"{path} also holds {', '.join(others)}, which are not read."
+    x = pairs[0][0]
+    if headers[x].dtype.kind in "iu" and points.max() > 1:
+        yield (
+            f"{x} in {path} holds whole numbers up to {points.max():.0f}, which are taken as they "
+            'are; scale = "standard" brings them to about 1.'
+        )
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except (
+        ValueError,
+        EOFError,
+        KeyError,
+        zipfile.BadZipFile,
+        zlib.error,
+        RuntimeError,  # encrypted, or compressed in a way that Python does not know
+    ) as error:
+        raise UserError(f"{path} is not a whole .npz file: {error}.") from error

@@ -1,0 +1,67 @@
+"""What is asked of a client and what it answers: the whole wire contract, free of Flower.
+
+A task carries everything a client needs but its data and its private state, so that a client that
+was restarted can answer the next one. Every field that leaves a client's machine is a field of
+`Reply`; `docs/deploy.md` lists them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+from corefed.types import Tree
+
+VERSION = 1
+"""Of the protocol; a client and a server of different versions refuse each other."""
+
+Kind = Literal["join", "train", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all clients' data have in common, settled once at the beginning of a run."""
+
+    shape: tuple[int, ...]  # of one point
+    classes: tuple[str, ...]  # names of the classes in their order; empty for regression
+    targets: int  # width of the regression target; 0 for classification
+    mean: float = 0.0  # features are (x - mean) / std, with figures of all clients together
+    std: float = 1.0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Agreement:
+        values: dict[str, Any] = json.loads(text)
+        shape, classes = tuple(map(int, values["shape"])), tuple(map(str, values["classes"]))
+        return cls(**{**values, "shape": shape, "classes": classes})
+
+
+class Task(NamedTuple):
+    """Server to client."""
+
+    kind: Kind
+    run: str  # name of the training run
+    round: int  # from 0; of join: -1
+    client: int  # the client's number, on which its random draws depend
+    settings: str  # the experiment as TOML, what differs from the defaults
+    agreement: Agreement | None  # None in a join
+    upload: str  # float32, float16 or bfloat16
+    difference: bool
+    dp_clip: float
+    dp_noise: float
+    tree: Tree  # what of the server's state is sent; empty in a join
+
+
+class Reply(NamedTuple):
+    """Client to server. `figures` are named numbers or short lists of them."""
+
+    kind: Kind
+    run: str
+    round: int
+    client: int
+    figures: dict[str, Any]
+    tree: Tree  # of a train task: the method's message, without the client axis
+    error: str = ""  # one sentence where the client could not do the task; then no tree
