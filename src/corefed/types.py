@@ -91,3 +91,5 @@ class Method(NamedTuple):
     passes: int = 1  # gradients of one minibatch's size in a step, to count examples by
     downlink: tuple[str, ...] | None = None  # what of the server's state is sent; None: all of it
     elsewhere: bool = False  # personal models are also tried on the other clients' test points
+    posteriors: tuple[str, ...] = ()  # of the message: [2, P] mean-field Gaussians (mu, rho)
+    aligned: bool = True  # what message[NAME] holds means what server[NAME] does, entry by entry

@@ -190,6 +190,7 @@ def build(config: Config, model: Model) -> Method:
         predict=predict,
         noise=(0,),
         report=report,
+        aligned=False,  # a client's neurons come in an order of their own
     )
 
 

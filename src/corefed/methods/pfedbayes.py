@@ -121,6 +121,7 @@ def build(config: Config, model: Model) -> Method:
         models=models,
         predict=lambda tree, x, noise: predictive(model, tree["v"], x, noise),
         noise=(config.monte_carlo, model.size),
+        posteriors=("v",),
     )
 
 

@@ -1,0 +1,280 @@
+"""Client-level differential privacy of an upload: the mechanism, its accountant, its ledger.
+
+**Mechanism.** What a client would send differs from the broadcast v by u = (message - v) / s in the
+public units s of `metric.py`. u is shortened to length `clip` and given Gaussian noise, and goes
+back into the message's own units:
+
+    v + s (u min(1, clip / ||u||) + noise clip g),    g ~ N(0, I).
+
+**Neighbours.** Two federations are neighbours if in one of them some client's difference is zero in
+every round and all else is the same. Who takes part is no secret. The sensitivity is then `clip`.
+For a client whose data are exchanged for others it is 2 clip: every mu below doubles.
+
+**Accountant.** One release is a Gaussian mechanism with mu = 1 / noise in the sense of Gaussian
+differential privacy (Dong, Roth, Su, J. R. Stat. Soc. B 2022). Releases, each made in the light of
+those before, compose to mu = sqrt(sum mu_t^2), also where their noise is chosen on the way (Smith,
+Thakurta 2022, arXiv 2210.17520). This is exact, and says for every epsilon
+
+    delta(epsilon) = Phi(-epsilon / mu + mu / 2) - e^epsilon Phi(-epsilon / mu - mu / 2).
+
+Whoever sees uploads, the server above all, sees mu_t = 1 / noise. Whoever sees only averages
+sum_i w_i m_i sees client i's difference at w_i times its length, under the noise of all, of
+standard deviation noise clip sqrt(sum_j w_j^2), hence mu_t = max_i w_i / (noise sqrt(sum_j w_j^2)),
+which is 1 / (noise sqrt(S)) where S clients count alike. (A client that looks at it knows its own
+noise, and sees what S - 1 leave.) It holds while all of them add their noise and none is left out
+for what it sent, and for averages alone: of medians, Krum, clipping by the server or fused
+precisions nothing is claimed here.
+
+**Randomness** is the operating system's, number by number. It must not come from the run's seed,
+which the server knows, nor from a torch.Generator on a CPU, which has 2^32 seeds to try. Noise in
+floating point is not noise in real numbers: what can be read from the last bits of a result
+(Mironov, CCS 2012) is not defended against.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from corefed import files
+from corefed.errors import UserError
+from corefed.federation import metric
+from corefed.types import Method, Tree, Update
+
+Normals = Callable[[int], Tensor]
+"""A number -> so many independent standard normals, in float64."""
+
+# Mechanism
+
+
+def check(method: Method) -> None:
+    """Refuse, before a run, a method whose uploads cannot be made private."""
+    if not method.aligned:
+        raise UserError(
+            f"dp_clip bounds how far an upload is from what the server sent, and {method.name} has "
+            "no such distance; set dp_clip to 0 or use another method."
+        )
+
+
+def secret_generator() -> Normals:
+    """Standard normals from the operating system's random numbers, which have no seed to guess."""
+    return _system_normals
+
+
+def _system_normals(count: int) -> Tensor:
+    """By the inverse distribution function at the midpoints of 2^52 equal parts of (0, 1)."""
+    bits = torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
+    normals: Tensor = torch.special.ndtri(((bits & (2**52 - 1)).double() + 0.5) * 2.0**-52)
+    return normals
+
+
+def privatise(
+    message: Tree,
+    broadcast: Tree,
+    posteriors: Collection[str],
+    clip: float,
+    noise: float,
+    generator: Normals,
+) -> tuple[Tree, float]:
+    """One client's message (no client axis) as it may be sent, and its length before clipping.
+
+    The length is the client's own business: it is not protected, and must not be sent. A message
+    with nothing in it releases nothing.
+    """
+    for name, value in (("clip", clip), ("noise", noise)):
+        if not (value > 0 and math.isfinite(value)):
+            raise UserError(f"dp_{name} is {value:g}; it must be a finite number above 0.")
+    if any(n not in broadcast or v.shape != broadcast[n].shape for n, v in message.items()):
+        raise UserError(
+            "The upload differs in shape from what the server sent, so that it cannot be made "
+            "private, and was not sent; set dp_clip to 0 or use another method."
+        )
+    unit = metric.scale({name: broadcast[name] for name in message}, posteriors)
+    moved = {name: value.double() - broadcast[name] for name, value in message.items()}
+    length = metric.length(moved, unit).item()
+    if not math.isfinite(length):
+        raise UserError("Training diverged: the upload has no finite length, and was not sent.")
+    shrink = min(1.0, clip / length) if length > 0 else 1.0
+
+    def released(name: str, value: Tensor) -> Tensor:
+        g = generator(value.numel()).view_as(value).to(value.device)
+        noisy = moved[name] * shrink + unit[name] * (noise * clip * g)
+        return (broadcast[name] + noisy).to(value.dtype)
+
+    return {name: released(name, value) for name, value in message.items()}, length
+
+
+# Accountant
+
+
+def composed(mus: Iterable[float]) -> float:
+    """mu of releases together."""
+    return math.hypot(*mus)
+
+
+def average_mu(noise: float, shares: Sequence[float]) -> float:
+    """mu of one round against those who see only the average with weights `shares`.
+
+    That of the client with the largest share, for whom it is largest.
+    """
+    return max(shares) / (noise * math.hypot(*shares))
+
+
+def averaging(method: Method, server: Tree) -> Literal["equal", "examples"] | None:
+    """The weights by which a method's server averages updates; None if it does anything else.
+
+    Found by trying it on three made-up clients: v must move by a multiple of the average of how
+    they differ from it.
+    """
+    if not method.aligned:
+        return None
+    g, examples = torch.Generator().manual_seed(0), torch.tensor([1, 2, 5])
+    start = {name: value.double().cpu() for name, value in server.items()}
+    moved = {k: torch.randn(3, *v.shape, generator=g, dtype=v.dtype) for k, v in start.items()}
+    rows = {name: start[name] + value for name, value in moved.items()}
+    after = method.aggregate(start, Update((0, 1, 2), rows, examples))
+    gone = torch.cat([(after[name] - value).flatten() for name, value in start.items()])
+    choices: dict[Literal["equal", "examples"], Tensor] = {
+        "equal": torch.ones(3).double(),
+        "examples": examples.double(),
+    }
+    for kind, weight in choices.items():
+        mean = torch.cat([torch.einsum("s,s...->...", weight, v).flatten() for v in moved.values()])
+        beta = (gone @ mean) / (mean @ mean)
+        if beta > 0 and torch.allclose(gone, beta * mean, rtol=1e-6, atol=1e-9):
+            return kind
+    return None
+
+
+def log_delta(epsilon: float, mu: float) -> float:
+    """log delta(epsilon), mu > 0. Both terms have a factor phi(a), since e^epsilon phi(b) = phi(a).
+
+    So e^epsilon Phi(b) = exp(-a^2 / 2) erfcx(-b / sqrt 2) / 2, which neither overflows nor cancels.
+    """
+    from scipy.special import erfcx, ndtr  # only where epsilon is asked for: imports cost time
+
+    a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+    second = erfcx(-b / math.sqrt(2)) / 2
+    if a >= 0:
+        return math.log(max(TINY, ndtr(a) - math.exp(-a * a / 2) * second))
+    return -a * a / 2 + math.log(max(TINY, erfcx(-a / math.sqrt(2)) / 2 - second))
+
+
+TINY, VAST = 5e-324, 1e6
+"""The least positive number; and a mu that protects nothing, with an epsilon above 10^11."""
+
+
+def epsilon(mu: float, delta: float) -> float:
+    """The least epsilon of a mu-GDP mechanism at `delta`; infinite where nothing is protected."""
+    from scipy.optimize import brentq
+
+    if not 0 < delta < 1:
+        raise UserError(f"delta is {delta:g}; it must lie between 0 and 1.")
+    if math.erf(mu / math.sqrt(8)) <= delta:  # delta(0)
+        return 0.0
+    if not mu < VAST:
+        return math.inf
+    most = mu * mu / 2 + mu * math.sqrt(-2 * math.log(delta))  # concentrated DP (Bun, Steinke 2016)
+    return float(brentq(lambda e: log_delta(e, mu) - math.log(delta), 0.0, most, rtol=1e-12))
+
+
+# Ledger
+
+SCHEMA = 1
+
+
+class Release(NamedTuple):
+    """One upload that left the client, or was about to."""
+
+    run: str
+    round: int
+    noise: float
+    clip: float
+
+
+class Ledger:
+    """A client's own record of what it released, in all runs: its data are the same in all.
+
+    A release is entered before it is sent, and not sent where it cannot be entered. Sending a
+    stored upload again is no release. Each entry is added to what the file holds by then, under a
+    lock, so that two processes of one client cannot forget each other's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.releases = _read(path)
+
+    def spent(self, delta: float) -> float:
+        """epsilon against the server, of all releases together."""
+        return epsilon(composed(1 / release.noise for release in self.releases), delta)
+
+    def allows(self, noise: float, max_epsilon: float, delta: float) -> bool:
+        """Whether epsilon stays within `max_epsilon` after one more release."""
+        if not noise > 0:
+            return False
+        mus = [1 / release.noise for release in self.releases]
+        return epsilon(composed([*mus, 1 / noise]), delta) <= max_epsilon
+
+    def record(self, run: str, round_: int, noise: float, clip: float) -> None:
+        """Enter a release; only then may it be sent."""
+        release = Release(run, round_, float(noise), float(clip))
+        if not _sound(release):
+            raise UserError(f"{release} is no release that could be counted; nothing was sent.")
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _locked(self.path.with_name(f".{self.path.name}.lock")):
+                releases = [*_read(self.path), release]
+                content = {"schema": SCHEMA, "releases": [each._asdict() for each in releases]}
+                files.replace(self.path, (json.dumps(content, indent=1) + "\n").encode(), 0o600)
+        except OSError as error:
+            raise UserError(
+                f"Cannot write {self.path}: {error.strerror}; the upload was not sent, since it "
+                "would not be counted."
+            ) from error
+        self.releases = releases
+
+
+def _read(path: Path) -> list[Release]:
+    """The releases in a file; none where there is no file yet."""
+    try:
+        content = json.loads(path.read_bytes())
+        if content["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {content['schema']}, not {SCHEMA}")
+        releases = [Release(**each) for each in content["releases"]]
+        if not all(map(_sound, releases)):
+            raise ValueError("an entry has other fields than a release has")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}; nothing is sent.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}); it says how much privacy was spent, so nothing is sent "
+            "before it is restored from a copy."
+        ) from error
+    return releases
+
+
+def _sound(release: Release) -> bool:
+    kinds = tuple(map(type, release))
+    return kinds == (str, int, float, float) and all(0 < x < math.inf for x in release[2:])
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    import fcntl  # not on Windows
+
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # which unlocks it

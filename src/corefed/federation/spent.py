@@ -1,0 +1,41 @@
+"""What a run's uploads have cost in privacy so far, from its own record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from corefed.federation import privacy
+from corefed.federation.rules import Rules
+
+
+def spent(
+    lines: Sequence[Mapping[str, Any]], rules: Rules, weights: str | None
+) -> dict[str, float | None]:
+    """epsilon at the rules' delta, for the client for which it is largest.
+
+    `server`: against whoever sees uploads, refused ones included. `average`: against those who see
+    nothing but the averaged model, such as the other clients; None where the server does not form
+    an average with known `weights` (equal or examples), or left out an upload for what was in it,
+    so that the average itself says something about it.
+    """
+    uploads = Counter(name for line in lines for name in line["federation"]["released"])
+    most = max(uploads.values(), default=0)
+    seen = privacy.composed([1 / rules.dp_noise] * most)
+    average = None
+    refused = any(
+        reason.startswith("refused")
+        for line in lines
+        for reason in line["federation"]["lost"].values()
+    )
+    if weights is not None and rules.aggregation == "plain" and not refused:
+        rounds = [line["federation"]["examples"] for line in lines]
+        shares = [n if weights == "examples" else [1] * len(n) for n in rounds]
+        mu = privacy.composed([privacy.average_mu(rules.dp_noise, each) for each in shares])
+        average = privacy.epsilon(mu, rules.dp_delta)
+    return {
+        "server": privacy.epsilon(seen, rules.dp_delta),
+        "average": average,
+        "delta": rules.dp_delta,
+    }
