@@ -9,12 +9,13 @@ RMSE and the NLL of a Gaussian with these moments. Accuracies are fractions, not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from corefed.rng import Streams
 from corefed.runtime.local import Clients
 from corefed.types import ClientData, Method, Tree
 
@@ -49,15 +50,13 @@ def evaluate(
     of training.
     """
     runs, per_run = len(servers), clients.per_run
-    size = method.noise[-1] if method.noise else 0
-    draws = draws if size else 1  # a point estimate needs none
     points: dict[str, list[Tree]] = {}
     away: list[Tree] = []
-    chunk = max(1, clients.chunk // draws)
+    chunk = max(1, clients.chunk // (draws if method.noise[-1] else 1))
     for start in range(0, runs * per_run, chunk):
         rows = range(start, min(start + chunk, runs * per_run))
         part = slice(rows.start, rows.stop)
-        noise = clients.streams(rows, round_).normal("evaluate", draws, size)
+        noise = _noise(method, clients.streams(rows, round_), draws)
         private = {name: value[part] for name, value in clients.private.items()}
         broadcast = clients.broadcast(servers, rows)
         train = ClientData(*(field[part] for field in clients.data))
@@ -68,31 +67,53 @@ def evaluate(
         if method.elsewhere and per_run > 1:
             own = models["personal"]
             away.append(_elsewhere(method, own, test, rows, per_run, noise, classes))
-    real = (test.weight > 0).cpu()
+    real, labels = (test.weight > 0).cpu(), test.y.cpu()
     joined = {name: _joined(parts) for name, parts in points.items()}
-    pool = pooled_points if classes else pooled_targets
     spans = [slice(g * per_run, (g + 1) * per_run) for g in range(runs)]
-    metrics = [
-        {
-            f"{name}_{metric}": value
-            for name, each in joined.items()
-            for metric, value in pool(_masked(each, real, span))
-        }
+    sums = [
+        {name: totals(*_masked(each, labels, real, span), classes) for name, each in joined.items()}
         for span in spans
     ]
+    metrics = [named_metrics(run) for run in sums]
     if away:
-        there, others = _joined(away), _roll(real, range(len(real)), per_run)
+        there, everyone = _joined(away), range(len(real))
+        others, theirs = _roll(real, everyone, per_run), _roll(labels, everyone, per_run)
         for span, mine in zip(spans, metrics, strict=True):
-            pooled = pool(_masked(there, others, span))
-            mine.update({f"others_{metric}": value for metric, value in pooled})
-    labels = test.y.cpu()
-    by_class = [
-        {name: _by_class(each, labels, real, span, classes) for name, each in joined.items()}
-        for span in spans
-        if classes
-    ]
+            run = totals(*_masked(there, theirs, others, span), classes)
+            mine.update(named_metrics({"others": run}))
+    by_class = [{name: by_class_of(each) for name, each in run.items()} for run in sums if classes]
     first = joined["personal" if "personal" in joined else next(iter(joined))]
-    return Evaluation(metrics, _per_client(first, real, runs, pool), by_class)
+    each_client = [
+        totals(*_masked(first, labels, real, slice(c, c + 1)), classes) for c in range(len(real))
+    ]
+    scores = [first_metric(one) for one in each_client]
+    return Evaluation(metrics, [scores[span] for span in spans], by_class)
+
+
+def of_clients(
+    method: Method,
+    broadcast: Tree,
+    private: Tree,
+    train: ClientData,
+    test: ClientData,
+    streams: Streams,
+    draws: int,
+    classes: int,
+) -> dict[str, Tree]:
+    """Totals of every model over the test points of the clients given: for one on its own."""
+    noise = _noise(method, streams, draws)
+    real, labels = (test.weight > 0).cpu(), test.y.cpu()
+    found = {}
+    for name, model in method.models(broadcast, private, train).items():
+        each = _of(method.predict(model, test.x, noise), test.y, classes)
+        found[name] = totals(*_masked(each, labels, real, slice(None)), classes)
+    return found
+
+
+def _noise(method: Method, streams: Streams, draws: int) -> Tensor:
+    """What predictions average over: [C, K, P]; a point estimate needs one empty draw."""
+    size = method.noise[-1] if method.noise else 0
+    return streams.normal("evaluate", draws if size else 1, size)
 
 
 def _of(prediction: Tensor, y: Tensor, classes: int) -> Tree:
@@ -132,15 +153,6 @@ def _joined(parts: list[Tree]) -> Tree:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _by_class(each: Tree, y: Tensor, real: Tensor, span: slice, classes: int) -> list[float | None]:
-    """Accuracy on the points of each class; None for a class without test points."""
-    labels, correct = y[span][real[span]], each["correct"][span][real[span]]
-    count = torch.bincount(labels, minlength=classes).double()
-    right = torch.bincount(labels, correct, minlength=classes)
-    shares = (right / count).tolist()
-    return [share if has else None for share, has in zip(shares, count.tolist(), strict=True)]
-
-
 def of_points(probabilities: Tensor, y: Tensor) -> Tree:
     """What each classified point adds to the metrics: [C, n] each, in float64."""
     p = probabilities.double()
@@ -162,45 +174,69 @@ def of_targets(prediction: Tensor, y: Tensor) -> Tree:
     return {"squared_error": error.mean(-1), "nll": nll.sum(-1)}
 
 
-Pooled = list[tuple[str, float]]
+def totals(each: Tree, y: Tensor, classes: int) -> Tree:
+    """Sums over M points ([M] each) that add over clients, in float64.
+
+    They are all that metrics need, and all that a client of a federation sends of its test points.
+    """
+    count = torch.tensor(float(len(y)), dtype=torch.float64)
+    if not classes:
+        return {"points": count, **{name: value.sum() for name, value in each.items()}}
+    # ECE = sum_b (M_b / M) |accuracy_b - confidence_b| over equal bins ((b-1)/B, b/B]
+    index = (each["confidence"] * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+    gap = torch.zeros(BINS, dtype=torch.float64)
+    return {
+        "points": count,
+        "correct": each["correct"].sum(),
+        "nll": each["nll"].sum(),
+        "brier": each["brier"].sum(),
+        "gap": gap.index_add_(0, index, each["correct"] - each["confidence"]),
+        "class_points": torch.bincount(y, minlength=classes).double(),
+        "class_correct": torch.bincount(y, each["correct"], minlength=classes),
+    }
 
 
-def pooled_points(each: Tree) -> Pooled:
-    """Metrics of M points, [M] each."""
-    return [
-        ("accuracy", each["correct"].mean().item()),
-        ("nll", each["nll"].mean().item()),
-        ("ece", calibration_error(each["confidence"], each["correct"])),
-        ("brier", each["brier"].mean().item()),
-    ]
+def metrics_of(sums: Tree) -> dict[str, float]:
+    """Metrics of the points behind some totals; NaN without points."""
+    mean = {name: (value / sums["points"]).abs().sum().item() for name, value in sums.items()}
+    nll = (sums["nll"] / sums["points"]).item()  # alone in that it can be below 0
+    if "squared_error" in sums:
+        return {"rmse": math.sqrt(mean["squared_error"]), "nll": nll}
+    return {
+        "accuracy": mean["correct"],
+        "nll": nll,
+        "ece": mean["gap"],  # the sum over bins of absolute gaps
+        "brier": mean["brier"],
+    }
 
 
-def pooled_targets(each: Tree) -> Pooled:
-    return [
-        ("rmse", math.sqrt(each["squared_error"].mean().item())),
-        ("nll", each["nll"].mean().item()),
-    ]
+def named_metrics(models: Mapping[str, Tree]) -> dict[str, float]:
+    """personal_accuracy, personal_nll, global_accuracy, ..."""
+    return {
+        f"{name}_{metric}": value
+        for name, sums in models.items()
+        for metric, value in metrics_of(sums).items()
+    }
 
 
-def calibration_error(confidence: Tensor, correct: Tensor, bins: int = BINS) -> float:
-    """ECE = sum_b (M_b / M) |accuracy_b - confidence_b| over equal bins ((b-1)/B, b/B]."""
-    index = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
-    gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, index, correct - confidence)
-    return gap.abs().sum().item() / max(1, len(confidence))
+def by_class_of(sums: Tree) -> list[float | None]:
+    """Accuracy on the points of each class; None for a class without test points."""
+    shares = (sums["class_correct"] / sums["class_points"]).tolist()
+    has = sums["class_points"].tolist()
+    return [share if points else None for share, points in zip(shares, has, strict=True)]
 
 
-def _masked(each: Tree, real: Tensor, part: slice) -> Tree:
-    """The real points of some clients, in one row."""
-    return {name: value[part][real[part]] for name, value in each.items()}
+def first_metric(sums: Tree) -> float | None:
+    """Accuracy or RMSE; None without points."""
+    return next(iter(metrics_of(sums).values())) if sums["points"] > 0 else None
 
 
-def _per_client(
-    each: Tree, real: Tensor, runs: int, pool: Callable[[Tree], Pooled]
-) -> list[list[float | None]]:
-    """The first metric of every client, by run."""
-    values = [
-        pool(_masked(each, real, slice(c, c + 1)))[0][1] if real[c].any() else None
-        for c in range(len(real))
-    ]
-    per_run = len(values) // runs
-    return [values[g * per_run : (g + 1) * per_run] for g in range(runs)]
+def added(many: Sequence[Tree]) -> Tree:
+    """The totals of several clients together."""
+    return {name: torch.stack([one[name] for one in many]).sum(0) for name in many[0]}
+
+
+def _masked(each: Tree, y: Tensor, real: Tensor, part: slice) -> tuple[Tree, Tensor]:
+    """The real points of some clients, in one row, and their labels or targets."""
+    mask = real[part]
+    return {name: value[part][mask] for name, value in each.items()}, y[part][mask]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +67,7 @@ def prepare(experiment: Experiment) -> Setup:
     device = torch.device(run.device)
     data = load(run)
     data = data._replace(train=_to(data.train, device), test=_to(data.test, device))
-    model = network(run, data)
+    model = network(run, data.train.x.shape[2:], data.classes, data.targets)
     method = registry.build(run.method, experiment.settings, model)
     servers = [
         {k: v.to(device) for k, v in method.init_server(Streams([Who(seed, SERVER)], 0)).items()}
@@ -111,17 +112,17 @@ def load(run: Run) -> federation.FederatedData:
     return data
 
 
-def network(run: Run, data: federation.FederatedData) -> Model:
-    """From the data's features or images to its classes or targets."""
-    point = data.train.x[0, 0]
+def network(run: Run, shape: Sequence[int], classes: int, targets: int) -> Model:
+    """From features or images of a shape to classes, or to targets where classes is 0."""
     likelihood: Likelihood
-    if data.classes:
-        likelihood = Categorical(data.classes)
+    if classes:
+        likelihood = Categorical(classes)
     else:
-        likelihood = Gaussian(data.targets, run.noise, run.learn_noise)
+        likelihood = Gaussian(targets, run.noise, run.learn_noise)
     if run.model == "cnn":
-        return cnn.cnn(cnn.image_shape(point.shape, run.data), run.channels, run.hidden, likelihood)
-    return models.mlp((point.numel(), *run.hidden, likelihood.outputs), likelihood)
+        image = cnn.image_shape(torch.Size(shape), run.data)
+        return cnn.cnn(image, run.channels, run.hidden, likelihood)
+    return models.mlp((math.prod(shape), *run.hidden, likelihood.outputs), likelihood)
 
 
 def device_for(name: str) -> torch.device:

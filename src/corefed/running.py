@@ -48,7 +48,7 @@ def execute(
     else:
         hint = "it has no checkpoint (checkpoint_every = 0) to go on from"
     try:
-        with stop_on_interrupt(folder) as stop, _progress(run.rounds) as show:
+        with stop_on_interrupt(folder) as stop, progress(run.rounds) as show:
             trained = rounds.train(
                 experiment,
                 folder,
@@ -96,7 +96,7 @@ def stop_on_interrupt(folder: Path) -> Iterator[list[int]]:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Any]:
+def progress(total: int) -> Iterator[Any]:
     """A bar on stderr with the last known figures; plain lines where stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=20))
@@ -125,7 +125,7 @@ def _progress(total: int) -> Iterator[Any]:
 
 def _figures(line: dict[str, Any]) -> dict[str, str]:
     """What is worth watching, as means over seeds."""
-    figures = {"loss": f"{_mean(line['loss']):.3f}"}
+    figures = {"loss": f"{_mean(line['loss']):.3f}"} if None not in line["loss"] else {}
     metrics = line.get("metrics", {})
     model = report.main_model(metrics)
     if f"{model}_accuracy" in metrics:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from corefed.batches import batches, noises
@@ -132,9 +133,8 @@ def build(config: Config, model: Model) -> Method:
         stale = ~young & ~whole
         for rows, _ in _groups(config, to_check, data):
             part, q = _rows(data, rows), working["q"][rows]
-            quality = quality_of(
-                config, model, q, working["weight"][rows], part, streams.subset(rows)
-            )
+            w = working["weight"][rows, : part.weight.shape[1]]
+            quality = quality_of(config, model, q, w, part, streams.subset(rows))
             stale[rows] |= quality.over_uniform > config.stale
             _store(working, rows, quality, quality.over_uniform)
         for rows, draws in _groups(config, stale, data):
@@ -144,7 +144,7 @@ def build(config: Config, model: Model) -> Method:
             quality = quality_of(config, model, q, w, part, mine)
             worse = quality.error > quality.uniform
             plain = uniform(part, config.fraction, mine)
-            working["weight"][rows] = torch.where(worse.unsqueeze(-1), plain, w)
+            _put(working, rows, torch.where(worse.unsqueeze(-1), plain, w))
             _store(working, rows, quality, quality.over_uniform.masked_fill(worse, 1.0))
             working["refreshes"][rows] += 1
         working["weight"] = torch.where(whole.unsqueeze(-1), data.weight, working["weight"])
@@ -164,7 +164,7 @@ def build(config: Config, model: Model) -> Method:
             own = {name: value[rows] for name, value in working.items()}
             w = coreset_opt_update(config, model, base, own, part, mine, work, draws)
             quality = quality_of(config, model, own["q"], w, part, mine)
-            working["weight"][rows] = w
+            _put(working, rows, w)
             _store(working, rows, quality, quality.over_uniform)
         working["refreshes"] += 1
         return working
@@ -297,7 +297,17 @@ def _groups(config: Config, due: Tensor, data: ClientData) -> list[tuple[list[in
 
 
 def _rows(data: ClientData, rows: list[int]) -> ClientData:
-    return ClientData(*(field[rows] for field in data))
+    """Some clients, padded to the largest of them only.
+
+    So a client on its own is solved for in the same shapes wherever it is, and to the same bit:
+    A-IHT can turn a rounding into another coreset.
+    """
+    n = int((data.weight[rows] > 0).any(0).nonzero().max()) + 1  # padding comes last
+    return ClientData(*(field[rows][:, :n] for field in data))
+
+
+def _put(working: Tree, rows: list[int], w: Tensor) -> None:
+    working["weight"][rows] = F.pad(w, (0, working["weight"].shape[1] - w.shape[1]))
 
 
 def _store(working: Tree, rows: list[int], quality: selection.Quality, ratio: Tensor) -> None:

@@ -87,7 +87,7 @@ def _round(setup: Setup, servers: list[Tree], t: int) -> tuple[Line, list[Tree]]
     began = time.perf_counter()
     cohorts = [rng.choose(seed, t, run.clients, run.cohort or run.clients) for seed in run.seeds]
     updates, loss, examples = clients.train(t, servers, cohorts)
-    sent = [_sent(method, server) for server in servers]
+    sent = [sent_of(method, server) for server in servers]
     down = [_bytes(tree) * len(cohort) for tree, cohort in zip(sent, cohorts, strict=True)]
     servers = [method.aggregate(s, update) for s, update in zip(servers, updates, strict=True)]
     _refuse_divergence(run, t, loss)
@@ -98,7 +98,7 @@ def _round(setup: Setup, servers: list[Tree], t: int) -> tuple[Line, list[Tree]]
         "bytes_up": [_bytes(update.message) for update in updates],
         "bytes_down": down,
         "seconds": _since(began, run.device),
-        "coreset": _figures(method.report(clients.private), len(run.seeds)),
+        "coreset": figures_of(method.report(clients.private), len(run.seeds)),
     }
     if due(run, t):
         began = time.perf_counter()
@@ -109,7 +109,7 @@ def _round(setup: Setup, servers: list[Tree], t: int) -> tuple[Line, list[Tree]]
             name: [each[name] for each in evaluation.metrics] for name in evaluation.metrics[0]
         }
         line["clients"] = evaluation.clients
-        line["classes"] = _by_label(evaluation.classes, setup.data.labels)
+        line["classes"] = by_label(evaluation.classes, setup.data.labels)
         line["evaluate_seconds"] = _since(began, run.device)
     line["peak_memory_mb"] = peak_memory_mb(run.device)
     return line, servers
@@ -131,13 +131,13 @@ def peak_memory_mb(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilo / 2**20
 
 
-def _figures(report: Tree, runs: int) -> dict[str, list[float | None]]:
+def figures_of(report: Tree, runs: int) -> dict[str, list[float | None]]:
     """Means over the clients that have a figure, by run; None where no client has one."""
     means = {k: v.double().view(runs, -1).nanmean(-1).tolist() for k, v in report.items()}
     return {k: [None if isnan(mean) else mean for mean in v] for k, v in means.items()}
 
 
-def _by_label(
+def by_label(
     classes: list[dict[str, list[float | None]]], labels: tuple[str, ...]
 ) -> dict[str, dict[str, list[float | None]]]:
     """model -> class -> accuracy by seed, of the classes that some seed tests."""
@@ -152,7 +152,7 @@ def _by_label(
     }
 
 
-def _sent(method: Method, server: Tree) -> Tree:
+def sent_of(method: Method, server: Tree) -> Tree:
     """What of the server's state goes to a client."""
     names = server if method.downlink is None else method.downlink
     return {name: server[name] for name in names}

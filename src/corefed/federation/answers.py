@@ -1,0 +1,100 @@
+"""The figures in clients' answers: read as what they claim to be, or not at all.
+
+They come from machines that the server does not control, as JSON. Nothing in them changes the
+model; a figure that is no number of its kind must not change a table either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from corefed.evaluate import BINS
+from corefed.federation.protocol import Reply
+from corefed.runtime.rounds import figures_of
+from corefed.types import Tree
+
+MODELS = ("personal", "global", "localized")
+
+
+def number(value: object, least: float = -math.inf, most: float = math.inf) -> float | None:
+    """A finite number within bounds, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) and least <= found <= most else None
+
+
+def seconds(reply: Reply) -> float:
+    """How long a client says that it worked; 0 where it does not say so plausibly."""
+    return number(reply.figures.get("seconds"), 0.0, 1e9) or 0.0
+
+
+def training(replies: Sequence[Reply]) -> dict[str, Any]:
+    """What a round's line says about training, from the clients that say it."""
+    losses = [number(reply.figures.get("loss")) for reply in replies]
+    known = [loss for loss in losses if loss is not None]
+    processed = [number(reply.figures.get("processed"), 0, 1e15) or 0 for reply in replies]
+    tables = [reply.figures.get("coreset") for reply in replies]
+    rows = [table if isinstance(table, dict) else {} for table in tables]
+    names = sorted({name for row in rows for name in row if isinstance(name, str)})[:20]
+    report = {
+        name: torch.tensor([_or_nan(number(row.get(name))) for row in rows]) for name in names
+    }
+    return {
+        "loss": [sum(known) / len(known) if known else None],
+        "examples": [int(sum(processed))],
+        "coreset": figures_of(report, 1),
+    }
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def totals(figures: Mapping[str, Any], classes: int, most: int) -> dict[str, Tree]:
+    """A client's sums over its test points, by model; ValueError where they cannot be such sums."""
+    models = figures.get("models")
+    if not isinstance(models, dict) or not set(models) <= set(MODELS):
+        raise ValueError("its test figures are not of models that there are")
+    return {name: _totals(name, each, classes, most) for name, each in models.items()}
+
+
+def _totals(model: str, sums: object, classes: int, most: int) -> Tree:
+    """The sums of one model. Each has a bound that follows from the number of points."""
+    if not isinstance(sums, dict):
+        raise ValueError(f"its test figures of the {model} model are no table")
+    points = number(sums.get("points"), 1, most)
+    if points is None or points != int(points):
+        raise ValueError(f"its number of test points is {sums.get('points')!r}")
+    if classes:
+        bounds = {
+            "correct": (0.0, points, 0),
+            "nll": (0.0, 1e3 * points, 0),  # no probability counts as less than e^-88
+            "brier": (0.0, 2 * points, 0),
+            "gap": (-points, points, BINS),
+            "class_points": (0.0, points, classes),
+            "class_correct": (0.0, points, classes),
+        }
+    else:
+        bounds = {"squared_error": (0.0, 1e30, 0), "nll": (-1e30, 1e30, 0)}
+    if set(sums) != {"points", *bounds}:
+        raise ValueError(f"its test figures of the {model} model have other names than expected")
+    found = {"points": torch.tensor(points, dtype=torch.float64)}
+    for name, (least, most_, width) in bounds.items():
+        slack = 1e-6 * max(1.0, abs(most_))  # sums of probabilities round
+        values = sums[name] if width else [sums[name]]
+        if not isinstance(values, list) or len(values) != max(1, width):
+            raise ValueError(f"its {name} of the {model} model has another length than expected")
+        read = [number(value, least - slack, most_ + slack) for value in values]
+        if None in read:
+            raise ValueError(f"its {name} of the {model} model is out of bounds")
+        each = torch.tensor(read, dtype=torch.float64)
+        found[name] = each if width else each[0]
+    return found

@@ -1,0 +1,71 @@
+"""events.jsonl of a run: who was missing, refused or late, in which round and why.
+
+    {"time": "2026-01-31T12:00:00+00:00", "round": 3, "client": "alice", "event": "refused",
+     "reason": "..."}
+
+`round` counts from 1 as in rounds.jsonl, and is 0 before the first; `client` is empty where an
+event is about all of them. Clients' own words are cut to one line of 300 characters.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+Event = Literal[
+    "started", "resumed", "joined", "missing", "refused", "late", "no-quorum", "robust", "stopped",
+    "finished",
+]  # fmt: skip
+
+LONGEST = 300
+
+
+class Log:
+    """Appends to the file and says the same on stderr, which is the server's own log."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, event: Event, round_: int, client: str = "", reason: str = "") -> None:
+        text = one_line(reason)
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "round": round_,
+            "client": client,
+            "event": event,
+            "reason": text,
+        }
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        print(sentence(line), file=sys.stderr, flush=True)
+
+
+def one_line(text: str) -> str:
+    """Printable, in one line, and not too long: a client's words must not forge a log."""
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    bare = " ".join(printable.split())
+    return bare if len(bare) <= LONGEST else bare[: LONGEST - 1] + "…"
+
+
+def sentence(line: dict[str, object]) -> str:
+    """An event for a reader: 'round 3: alice refused: ...'."""
+    who = f"{line['client']} " if line["client"] else ""
+    where = f"round {line['round']}: " if line["round"] else ""
+    why = f": {line['reason']}" if line["reason"] else ""
+    return f"{where}{who}{line['event']}{why}"
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    """The whole lines of a file that may be growing; damaged lines are left out."""
+    lines = []
+    for raw in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and {"round", "client", "event", "reason"} <= line.keys():
+            lines.append(line)
+    return lines

@@ -1,0 +1,123 @@
+"""Before the first round: who is there, and what their data have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from corefed import config, files
+from corefed.config import Experiment
+from corefed.errors import UserError
+from corefed.federation import local_data
+from corefed.federation.events import Log
+from corefed.federation.link import Link, mismatch, wait_for
+from corefed.federation.protocol import Agreement, Task
+from corefed.federation.rules import Rules
+
+AGREEMENT = "agreement.json"
+
+
+def needed(rules: Rules, clients: int) -> int:
+    """How many of some clients are a quorum of them."""
+    return max(1, math.ceil(rules.quorum * clients - 1e-9))  # 0.1 * 30 is 3, not a little more
+
+
+def connect(names: Sequence[str], rules: Rules, link: Link) -> set[str]:
+    """Wait for all clients, as long as the rules say; those that are there, a quorum at least.
+
+    A resumed run waits as well: clients take some seconds to find a server that was restarted, and
+    a round without one of them would not have the result of the run that was interrupted.
+    """
+    present = wait_for(names, len(names), rules.join_wait, link)
+    if len(present) < needed(rules, len(names)):
+        missing = ", ".join(name for name in names if name not in present)
+        raise UserError(
+            f"{len(present)} of {len(names)} clients are connected after {rules.join_wait:g} s, "
+            f"and the quorum is {needed(rules, len(names))}. Missing: {missing}. Start them and "
+            "resume the run, or lower quorum in federation.toml."
+        )
+    return present
+
+
+def agree(
+    path: Path, names: Sequence[str], rules: Rules, link: Link, log: Log, wanted: Experiment
+) -> Agreement:
+    """The agreement in the run's folder, or else the one of the clients that are connected."""
+    file = path / AGREEMENT
+    if file.exists():
+        return Agreement.from_json(file.read_text(encoding="utf-8"))
+    task = Task("join", path.name, -1, 0, settings_of(wanted), None, "float32", False, 0.0, 0.0, {})
+    online = link.online()
+    tasks = {n: task._replace(client=i) for i, n in enumerate(names) if n in online}
+    described: dict[str, dict[str, Any]] = {}
+    for name, reply in link.ask(tasks, rules.deadline).items():
+        if isinstance(reply, str):
+            log("missing", 0, name, reply)
+            continue
+        problem = mismatch(tasks[name], reply) or _unacceptable(reply.figures, rules)
+        if problem:
+            log("refused", 0, name, problem)
+            continue
+        described[name] = reply.figures
+        log("joined", 0, name, f"{reply.figures['train']} training points")
+    if len(described) < needed(rules, len(names)):
+        raise UserError(
+            f"{len(described)} of {len(names)} clients described their data, and the quorum is "
+            f"{needed(rules, len(names))}; events.jsonl says why the others did not."
+        )
+    shape = next(iter(described.values()))["shape"]
+    scale = _scale(wanted, _model(wanted, shape))
+    agreement = local_data.agree(described, wanted.run.classes, scale)
+    files.replace(file, (agreement.to_json() + "\n").encode())
+    return agreement
+
+
+def _unacceptable(figures: Mapping[str, Any], rules: Rules) -> str:
+    """Why a client's description of its data cannot be used; empty where it can."""
+    try:
+        local_data.agree({"this client": dict(figures)}, (), "standard")
+        count = figures["train"]
+        if not 1 <= count <= rules.max_examples:
+            return f"claims {count} training points, not 1 to {rules.max_examples}"
+    except UserError as error:
+        return str(error)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        return f"describes its data in a way that cannot be read ({type(error).__name__})"
+    return ""
+
+
+def settled(wanted: Experiment, agreement: Agreement) -> Experiment:
+    """The experiment with what depends on the data filled in, so that the record says it."""
+    model = _model(wanted, agreement.shape)
+    scale = _scale(wanted, model)
+    run = dataclasses.replace(
+        wanted.run, partition="natural", device="cpu", model=model, scale=scale
+    )
+    return dataclasses.replace(wanted, run=run)
+
+
+def settings_of(experiment: Experiment) -> str:
+    """What a client needs to know of the experiment, as TOML: what differs from the defaults."""
+    values = config.to_dict(experiment)
+    named = {key: value for key, value in values.items() if key in ("method", "preset")}
+    defaults = config.to_dict(config.resolve(flags=named))
+    kept = {k for k, v in values.items() if k == "method" or v != defaults[k]}
+    lines = config.to_toml(experiment).splitlines(keepends=True)
+    return "".join(line for line in lines if tomllib.loads(line).keys() <= kept)
+
+
+def _model(wanted: Experiment, shape: Sequence[int]) -> Literal["mlp", "cnn"]:
+    """What auto means, once it is known what a point looks like."""
+    if wanted.run.model == "auto":
+        return "cnn" if len(shape) == 3 else "mlp"
+    return wanted.run.model
+
+
+def _scale(wanted: Experiment, model: str) -> Literal["unit", "standard"]:
+    if wanted.run.scale == "auto":
+        return "standard" if model == "cnn" else "unit"
+    return wanted.run.scale

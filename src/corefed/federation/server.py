@@ -1,0 +1,307 @@
+"""The server's half of a federation: Algorithm 1's server with clients that need not be trusted.
+
+    for each round:
+        ask        the cohort to train, until all have answered or the deadline
+        check      every answer; an unacceptable one is logged with its client's name and left out
+        quorum     too few acceptable answers: the round is asked again, then the run stops
+        aggregate  by the method's own rule, after a robust one where the operator wants it
+        evaluate   sums over test points, asked of every client that is connected
+        record     the line of rounds.jsonl and the checkpoint, as of a simulation
+
+The files of a run are those of a simulation (`record.py`), with events.jsonl and agreement.json
+beside them. A run goes on from its checkpoint to the result it would have had, since every random
+draw is a function of (seed, round, client) and a client keeps the state of before a round that may
+be asked again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from corefed import checkpoint, config, evaluate, record, rng
+from corefed.config import Experiment
+from corefed.errors import UserError
+from corefed.experiment import network
+from corefed.federation import answers, checks, joining, privacy, robust
+from corefed.federation.events import Log
+from corefed.federation.link import Link, mismatch, wait_for
+from corefed.federation.protocol import Agreement, Reply, Task
+from corefed.federation.rules import Rules
+from corefed.federation.spent import spent
+from corefed.methods import registry
+from corefed.rng import SERVER, Streams, Who
+from corefed.runtime import wire
+from corefed.runtime.rounds import by_label, due, peak_memory_mb, sent_of
+from corefed.types import Method, Tree, Update
+
+EVENTS = "events.jsonl"
+HISTORY = 5
+"""Rounds whose accepted lengths say how long an update should be."""
+
+
+class Desk(NamedTuple):
+    """What stays the same through a run."""
+
+    run: str
+    names: Sequence[str]
+    rules: Rules
+    link: Link
+    log: Log
+    experiment: Experiment
+    agreement: Agreement
+    method: Method
+    template: checks.Template
+    weights: str | None  # by which the method's server averages, for the accountant
+
+
+class Collected(NamedTuple):
+    """What a round's cohort sent, by name."""
+
+    accepted: dict[str, Reply]  # trees in the server's precision
+    lost: dict[str, str]  # why the others are left out
+    lengths: dict[str, float]
+    released: list[str]  # whose uploads were seen, acceptable or not
+    bytes_up: int
+
+
+def federate(path: Path, names: Sequence[str], rules: Rules, link: Link) -> dict[str, Any]:
+    """Train the run in the folder `path` to its last round; its summary."""
+    folder, log = record.Folder(path), Log(path / EVENTS)
+    wanted = config.resolve(path / record.EXPERIMENT)
+    _check(wanted, names)
+    present = joining.connect(names, rules, link)
+    agreement = joining.agree(path, names, rules, link, log, wanted)
+    experiment = joining.settled(wanted, agreement)
+    values = config.to_dict(experiment)
+    lines, state = folder.resume(experiment)
+    method, server = _build(experiment, agreement)
+    robust.check(rules, method, experiment.run.cohort or len(names))
+    if rules.dp_clip:
+        privacy.check(method)
+    template = checks.template(method, server, agreement.shape, agreement.targets)
+    weights = privacy.averaging(method, server) if rules.dp_clip else None
+    desk = Desk(
+        path.name, names, rules, link, log, experiment, agreement, method, template, weights
+    )
+    if state is not None:
+        (server,), _ = checkpoint.unpack(state, [server], {})
+    log("resumed" if lines else "started", len(lines), reason=f"{len(present)} clients connected")
+    try:
+        for t in range(len(lines), experiment.run.rounds):
+            line, server = _round(desk, server, t, lines)
+            lines.append(line)
+            folder.append(line)
+            folder.checkpoint(values, t + 1, [server], {})
+    except UserError as error:
+        log("stopped", len(lines), reason=str(error))
+        raise
+    summary = record.summarise(values, lines, record.environment("cpu"))
+    if lines and "privacy" in lines[-1]:
+        summary["privacy"] = lines[-1]["privacy"]
+    folder.finish(summary)
+    log("finished", len(lines))
+    return summary
+
+
+def _check(wanted: Experiment, names: Sequence[str]) -> None:
+    run = wanted.run
+    if len(run.seeds) != 1:
+        raise UserError("A federation trains one run at a time; give it one seed.")
+    if run.clients != len(names):
+        raise UserError(f"clients is {run.clients}, but the federation has {len(names)}.")
+
+
+def _build(experiment: Experiment, agreement: Agreement) -> tuple[Method, Tree]:
+    run = experiment.run
+    model = network(run, agreement.shape, len(agreement.classes), agreement.targets)
+    method = registry.build(run.method, experiment.settings, model)
+    return method, method.init_server(Streams([Who(run.seeds[0], SERVER)], 0))
+
+
+def _round(
+    desk: Desk, server: Tree, t: int, lines: Sequence[dict[str, Any]]
+) -> tuple[dict[str, Any], Tree]:
+    """Round t (from 0): its line of rounds.jsonl (which counts from 1), and the server after it."""
+    run, method = desk.experiment.run, desk.method
+    began = time.perf_counter()
+    numbers = rng.choose(run.seeds[0], t, len(desk.names), run.cohort or len(desk.names))
+    cohort = [desk.names[i] for i in numbers]
+    sent = sent_of(method, server)
+    got = _collect(desk, t, cohort, sent, lines)
+    order = [name for name in cohort if name in got.accepted]
+    replies = [got.accepted[name] for name in order]
+    update = Update(
+        tuple(reply.client for reply in replies),
+        {k: torch.stack([reply.tree[k] for reply in replies]) for k in replies[0].tree},
+        torch.tensor([int(reply.figures["examples"]) for reply in replies]),
+    )
+    combined = robust.combine(desk.rules, method, server, update)
+    if combined.note:
+        desk.log("robust", t + 1, reason=combined.note)
+    server = method.aggregate(server, combined.update)
+    seconds = time.perf_counter() - began
+    line: dict[str, Any] = {
+        "round": t + 1,
+        **answers.training(replies),
+        "bytes_up": [got.bytes_up],
+        "bytes_down": [wire.size(sent) * len(cohort)],
+        "seconds": seconds,
+        "federation": {
+            "accepted": order,
+            "lost": got.lost,
+            "used": [desk.names[i] for i in combined.kept],
+            "released": got.released,
+            "examples": update.examples.tolist(),
+            "lengths": [got.lengths[name] for name in order],
+            "train_seconds": {name: answers.seconds(got.accepted[name]) for name in order},
+        },
+    }
+    slowest = max(line["federation"]["train_seconds"].values())
+    line["federation"]["overhead_seconds"] = seconds - slowest
+    if desk.rules.dp_clip and update.message:
+        line["privacy"] = spent([*lines, line], desk.rules, desk.weights)
+    if due(run, t):
+        began = time.perf_counter()
+        line |= _evaluate(desk, server, t)
+        line["evaluate_seconds"] = time.perf_counter() - began
+    line["peak_memory_mb"] = peak_memory_mb("cpu")
+    return line, server
+
+
+def _collect(
+    desk: Desk, t: int, cohort: Sequence[str], sent: Tree, lines: Sequence[dict[str, Any]]
+) -> Collected:
+    """The cohort's acceptable updates, a quorum of it; asked again as often as the rules say."""
+    rules, log = desk.rules, desk.log
+    wanted = joining.needed(rules, len(cohort))
+    released: list[str] = []
+    for _ in range(rules.attempts):
+        online = wait_for(cohort, wanted, rules.join_wait, desk.link)
+        tasks = {name: _task(desk, "train", t, name, sent) for name in cohort if name in online}
+        lost = {name: "not connected" for name in cohort if name not in tasks}
+        accepted: dict[str, Reply] = {}
+        bytes_up = 0
+        for name, reply in desk.link.ask(tasks, rules.deadline).items():
+            if isinstance(reply, str):
+                lost[name] = reply
+                continue
+            bytes_up += wire.size(reply.tree)
+            released.extend([name] if reply.tree else [])
+            whole = _acceptable(desk, tasks[name], reply)
+            if isinstance(whole, str):
+                log("refused", t + 1, name, whole)
+                lost[name] = f"refused: {whole}"
+            else:
+                accepted[name] = reply._replace(tree=whole)
+        outliers, lengths = checks.outliers(
+            sent,
+            {name: reply.tree for name, reply in accepted.items()},
+            desk.method.posteriors,
+            rules.outlier,
+            [length for line in lines[-HISTORY:] for length in line["federation"]["lengths"]],
+            aligned=desk.method.aligned,
+        )
+        for name, problem in outliers.items():
+            log("refused", t + 1, name, problem)
+            lost[name] = f"refused: {problem}"
+            del accepted[name]
+        for name, reason in lost.items():
+            if not reason.startswith("refused"):
+                log("missing", t + 1, name, reason)
+        for name, round_ in desk.link.late():
+            log("late", t + 1, name, f"its answer to round {round_ + 1} came and was left out")
+        if len(accepted) >= wanted:
+            return Collected(accepted, lost, lengths, released, bytes_up)
+        log("no-quorum", t + 1, reason=f"{len(accepted)} acceptable updates, {wanted} needed")
+    raise UserError(
+        f"Round {t + 1} had no quorum of {wanted} acceptable updates in {rules.attempts} attempts; "
+        "events.jsonl says who was missing or refused. What was trained is kept: mend it and "
+        "resume the run."
+    )
+
+
+def _acceptable(desk: Desk, task: Task, reply: Reply) -> Tree | str:
+    """The update in the server's own precision, or why it is not one."""
+    rules, method = desk.rules, desk.method
+    most, uploaded = rules.max_examples, wire.DTYPES[rules.upload]
+    problem = mismatch(task, reply) or checks.refusal(
+        reply.tree, desk.template, (), reply.figures, max_examples=most, dtypes=(uploaded,)
+    )
+    if problem:
+        return problem
+    whole = wire.restored(reply.tree, task.tree, differences=rules.difference and method.aligned)
+    again = checks.refusal(  # a posterior can only be looked at as a whole
+        whole, desk.template, method.posteriors, reply.figures, max_examples=most
+    )
+    return again or whole
+
+
+def _task(desk: Desk, kind: Any, t: int, name: str, sent: Tree) -> Task:
+    rules = desk.rules
+    return Task(
+        kind,
+        desk.run,
+        t,
+        desk.names.index(name),
+        joining.settings_of(desk.experiment),
+        desk.agreement,
+        rules.upload,
+        rules.difference,
+        rules.dp_clip,
+        rules.dp_noise,
+        sent,
+    )
+
+
+def _evaluate(desk: Desk, server: Tree, t: int) -> dict[str, Any]:
+    """Metrics over the test points of all clients that answer, as a simulation records them."""
+    sent = sent_of(desk.method, server)
+    online = desk.link.online()
+    tasks = {n: _task(desk, "evaluate", t, n, sent) for n in desk.names if n in online}
+    classes = len(desk.agreement.classes)
+    found: dict[str, dict[str, Tree]] = {}
+    for name, reply in desk.link.ask(tasks, desk.rules.deadline).items():
+        if isinstance(reply, str):
+            desk.log("missing", t + 1, name, f"in the evaluation: {reply}")
+            continue
+        problem = mismatch(tasks[name], reply)
+        try:
+            totals = answers.totals(reply.figures, classes, desk.rules.max_examples)
+        except ValueError as error:
+            problem = problem or str(error)
+        if problem:
+            desk.log("refused", t + 1, name, f"in the evaluation: {problem}")
+        elif totals:
+            found[name] = totals
+    return _metrics(desk, found)
+
+
+def _metrics(desk: Desk, found: Mapping[str, dict[str, Tree]]) -> dict[str, Any]:
+    models = list(dict.fromkeys(model for each in found.values() for model in each))
+    pooled = {
+        model: evaluate.added([each[model] for each in found.values() if model in each])
+        for model in models
+    }
+    if not pooled:
+        return {}
+    first = "personal" if "personal" in models else models[0]
+    scores = [
+        evaluate.first_metric(found[name][first])
+        if name in found and first in found[name]
+        else None
+        for name in desk.names
+    ]
+    line: dict[str, Any] = {
+        "metrics": {k: [v] for k, v in evaluate.named_metrics(pooled).items()},
+        "clients": [scores],
+        "classes": {},
+    }
+    if desk.agreement.classes:
+        by_class = {model: evaluate.by_class_of(sums) for model, sums in pooled.items()}
+        line["classes"] = by_label([by_class], desk.agreement.classes)
+    return line
