@@ -3,12 +3,14 @@
 VENV := .venv
 BIN := $(VENV)/bin
 QUICKSTART := runs/quickstart
+FEDERATION := runs/federation-demo
 # Under make -j the steps would share two cores and mix what they print.
 .NOTPARALLEL:
-.PHONY: help install run test lint format check wheel-check clean
+.PHONY: help install run federation-demo test lint format check wheel-check clean
 
 help:
 	@echo "make run          train on the built-in digits and print a comparison (under 90 s)"
+	@echo "make federation-demo  a server and three clients as processes, one killed on the way"
 	@echo "make test         style, types, the built wheel and all tests"
 	@echo "make lint         style and types only"
 	@echo "make check        tests only; make check ARGS='-k coreset' picks some"
@@ -44,7 +46,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
 	@echo "==> installing corefed and its dependencies into $(VENV) (once; PyTorch is large)"
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,vision]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,vision,flower]'
 	@touch $@
 
 # --- A first look --------------------------------------------------------------------------------
@@ -63,6 +65,11 @@ run: install
 	@echo "==> the three side by side"
 	$(BIN)/corefed compare $(QUICKSTART)/coreset-pfedbayes $(QUICKSTART)/pfedbayes \
 		$(QUICKSTART)/random-subset
+
+# A real federation: a server and three clients as processes of this machine, one of them killed.
+federation-demo: install
+	@rm -rf $(FEDERATION)
+	OMP_NUM_THREADS=1 $(BIN)/corefed federation demo --out $(FEDERATION)
 
 # --- What must hold ------------------------------------------------------------------------------
 
@@ -103,5 +110,5 @@ format: install
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) $(QUICKSTART) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(QUICKSTART) $(FEDERATION) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,27 @@
-"""Settings of all tests."""
+"""Settings of all tests, and the real federation that some of them share."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
 import torch
+
+if TYPE_CHECKING:
+    from federation_processes import Federation
 
 # Tests run side by side in processes; OpenMP threads of one would spin while another computes.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Server, alice and bob as processes; carol is registered and never comes.
+
+    Tests that use it are in one xdist group, so that there is one of it.
+    """
+    from federation_processes import shared
+
+    with shared(tmp_path_factory.mktemp("federation")) as running:
+        yield running

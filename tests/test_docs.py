@@ -155,10 +155,12 @@ def test_corefed_command_exists(command: Command) -> None:
     arguments = corefed_arguments(command.words)
     assert arguments is not None
     known = typer.main.get_command(cli.app)
-    if arguments and not arguments[0].startswith("-"):
+    for word in arguments:
         subcommands = getattr(known, "commands", {})
-        assert arguments[0] in subcommands, f"there are {sorted(subcommands)}"
-        known = subcommands[arguments[0]]
+        if not subcommands or word.startswith("-"):
+            break
+        assert word in subcommands, f"there are {sorted(subcommands)}"
+        known = subcommands[word]
     options = {"--help"} | {name for p in known.params for name in (*p.opts, *p.secondary_opts)}
     used = {word.partition("=")[0] for word in arguments if re.match(r"--?[A-Za-z]", word)}
     assert used <= options, f"there are {sorted(options)}"

@@ -19,7 +19,7 @@ import torch
 from federation_inprocess import LOST, QUICK, Folders, changed, federation
 from flwr.app import Message
 
-from corefed import checkpoint, config, record
+from corefed import checkpoint, config, record, report
 from corefed.bayes.likelihood import Categorical
 from corefed.errors import UserError
 from corefed.federation import events, metric, privacy
@@ -578,6 +578,9 @@ def test_private_uploads_are_counted_on_both_sides(tmp_path: Path) -> None:
             "delta": 1e-5,
         }
     )
+    caption = str(report.metrics_table(summary).caption)
+    assert f"epsilon {summary['privacy']['server']:.3g} against who sees uploads" in caption
+    assert "of them not training" in caption
     ledger = privacy.Ledger(folders.grid.places["client-1"].state / "privacy.json")
     assert [(each.run, each.round) for each in ledger.releases] == [("first", t) for t in range(3)]
     assert ledger.spent(1e-5) == pytest.approx(summary["privacy"]["server"])

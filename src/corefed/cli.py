@@ -17,6 +17,7 @@ import typer
 from corefed import __version__
 from corefed.coreset.solvers import DEFAULT, SOLVERS
 from corefed.errors import UserError
+from corefed.federation.commands import app as federation
 from corefed.methods.registry import METHODS
 from corefed.reproduce import NAMES
 
@@ -28,6 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(federation, name="federation")
 
 RUN_EXAMPLES = """Examples:
 
@@ -230,8 +232,15 @@ def datasets(
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
     data_dir: Annotated[Path | None, typer.Option(help="Where data lie.")] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(help="Of --show: a new folder for client-0.npz, ...", metavar="DIR"),
+    ] = None,
 ) -> None:
-    """List the data sets, or print a partition: training points of each client and class."""
+    """List the data sets, or print a partition: training points of each client and class.
+
+    With --write, each client's points go into a file that a client of a real federation can read.
+    """
     from rich.table import Table
 
     from corefed.data import datasets as known
@@ -239,12 +248,15 @@ def datasets(
     from corefed.report import console
 
     if show is None:
+        if write is not None:
+            raise UserError("--write needs --show with the data set to write.")
         table = Table("data", "what it is", "usual partition")
         for name, text in known.names().items():
             table.add_row(name, text, partitions.default_for(name))
         console().print(table)
         return
-    dataset = known.load(show, data_dir, seed=seed, clients=clients, labels_only=True)
+    labels_only = write is None
+    dataset = known.load(show, data_dir, seed=seed, clients=clients, labels_only=labels_only)
     spec = partition or partitions.default_for(show)
     splits = partitions.split(spec, dataset, clients, seed)
     table = Table(title=f"{show}, {spec}, seed {seed}: training points")
@@ -257,6 +269,11 @@ def datasets(
     ):
         table.add_row(str(client), *map(str, row), str(sum(row)), str(len(one.test)))
     console().print(table)
+    if write is not None:
+        from corefed.data import export
+
+        export.write(dataset, splits, write)
+        print(f"wrote {clients} files, client-0.npz and so on, into {write}", file=sys.stderr)
     for note in (*dataset.notes, *partitions.notes(spec, splits, dataset)):
         print(f"note: {note}", file=sys.stderr)
 

@@ -114,11 +114,8 @@ def load(run: Run) -> federation.FederatedData:
 
 def network(run: Run, shape: Sequence[int], classes: int, targets: int) -> Model:
     """From features or images of a shape to classes, or to targets where classes is 0."""
-    likelihood: Likelihood
-    if classes:
-        likelihood = Categorical(classes)
-    else:
-        likelihood = Gaussian(targets, run.noise, run.learn_noise)
+    noise = run.noise, run.learn_noise
+    likelihood: Likelihood = Categorical(classes) if classes else Gaussian(targets, *noise)
     if run.model == "cnn":
         image = cnn.image_shape(torch.Size(shape), run.data)
         return cnn.cnn(image, run.channels, run.hidden, likelihood)

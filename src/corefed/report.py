@@ -67,7 +67,22 @@ def _caption(summary: dict[str, Any]) -> str:
     if "refreshes" in coreset:
         words.append(f"{coreset['refreshes']:.1f} refreshes a client")
     words.append(f"{cost['seconds_per_round']:.2f} s a round")
+    if "overhead_seconds_per_round" in cost:
+        words.append(f"{cost['overhead_seconds_per_round']:.2f} of them not training")
+    if "privacy" in summary:
+        words.append(_spent(summary["privacy"]))
     return ", ".join(words)
+
+
+def _spent(privacy: Mapping[str, Any]) -> str:
+    """Differential privacy at the end of a run of a federation."""
+    views = {"server": "who sees uploads", "average": "who sees averages only"}
+    parts = [
+        f"{privacy[view]:.3g} against {words}"
+        for view, words in views.items()
+        if privacy[view] is not None
+    ]
+    return f"epsilon {', '.join(parts)} at delta {privacy['delta']:g}"
 
 
 def comparison_table(results: Sequence[RunResult]) -> Table:

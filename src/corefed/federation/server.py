@@ -67,6 +67,7 @@ class Collected(NamedTuple):
     lengths: dict[str, float]
     released: list[str]  # whose uploads were seen, acceptable or not
     bytes_up: int
+    attempts: int
 
 
 def federate(path: Path, names: Sequence[str], rules: Rules, link: Link) -> dict[str, Any]:
@@ -100,11 +101,20 @@ def federate(path: Path, names: Sequence[str], rules: Rules, link: Link) -> dict
     except UserError as error:
         log("stopped", len(lines), reason=str(error))
         raise
-    summary = record.summarise(values, lines, record.environment("cpu"))
-    if lines and "privacy" in lines[-1]:
-        summary["privacy"] = lines[-1]["privacy"]
+    summary = _summary(values, lines)
     folder.finish(summary)
     log("finished", len(lines))
+    return summary
+
+
+def _summary(values: Mapping[str, Any], lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """That of a simulation, with the time that was not training, and the privacy that was spent."""
+    summary = record.summarise(values, lines, record.environment("cpu"))
+    beside = sum(line["federation"]["overhead_seconds"] for line in lines)
+    summary["cost"]["overhead_seconds"] = beside
+    summary["cost"]["overhead_seconds_per_round"] = beside / max(1, len(lines))
+    if lines and "privacy" in lines[-1]:
+        summary["privacy"] = lines[-1]["privacy"]
     return summary
 
 
@@ -154,6 +164,7 @@ def _round(
         "federation": {
             "accepted": order,
             "lost": got.lost,
+            "attempts": got.attempts,
             "used": [desk.names[i] for i in combined.kept],
             "released": got.released,
             "examples": update.examples.tolist(),
@@ -180,7 +191,7 @@ def _collect(
     rules, log = desk.rules, desk.log
     wanted = joining.needed(rules, len(cohort))
     released: list[str] = []
-    for _ in range(rules.attempts):
+    for attempt in range(rules.attempts):
         online = wait_for(cohort, wanted, rules.join_wait, desk.link)
         tasks = {name: _task(desk, "train", t, name, sent) for name in cohort if name in online}
         lost = {name: "not connected" for name in cohort if name not in tasks}
@@ -216,7 +227,7 @@ def _collect(
         for name, round_ in desk.link.late():
             log("late", t + 1, name, f"its answer to round {round_ + 1} came and was left out")
         if len(accepted) >= wanted:
-            return Collected(accepted, lost, lengths, released, bytes_up)
+            return Collected(accepted, lost, lengths, released, bytes_up, attempt + 1)
         log("no-quorum", t + 1, reason=f"{len(accepted)} acceptable updates, {wanted} needed")
     raise UserError(
         f"Round {t + 1} had no quorum of {wanted} acceptable updates in {rules.attempts} attempts; "

@@ -37,6 +37,8 @@ RAW = "corefed.raw"  # the arrays' serialisation: C order, little-endian, nothin
 TYPES: dict[Kind, str] = {"join": "query", "train": "train", "evaluate": "evaluate"}
 POLL = 0.2
 """Seconds between looks for replies."""
+LOOK = 1.0
+"""Seconds between looks for what the SuperLink has refused."""
 SLACK = 30.0
 """Seconds by which a message outlives its deadline, so that a late answer can be told as such."""
 ENVELOPE = 1 << 20
@@ -216,10 +218,14 @@ class FlowerLink:
         for identity in waiting:
             threading.Thread(target=self._listen, args=(identity, until), daemon=True).start()
         while waiting or not self.inbox.empty():
+            left = until - time.monotonic()
             try:
-                identity, message = self.inbox.get(timeout=max(0.0, until - time.monotonic()))
+                identity, message = self.inbox.get(timeout=max(0.0, min(left, LOOK)))
             except queue.Empty:
-                break
+                if left <= 0:
+                    break
+                self._turn_away(waiting, tasks, answers)
+                continue
             if identity in waiting:
                 answers[waiting.pop(identity)] = _read(message, self.bound)
             elif not message.has_error():
@@ -231,9 +237,22 @@ class FlowerLink:
                 else:
                     self.came_late.append((name, task.round))
         for identity, name in waiting.items():
-            answers[name] = self.turned_away(name) or f"no answer within {deadline:g} s"
+            answers[name] = f"no answer within {deadline:g} s"
             self.given_up[identity] = (name, tasks[name])
         return answers
+
+    def _turn_away(
+        self,
+        waiting: dict[str, str],
+        tasks: Mapping[str, Task],
+        answers: dict[str, Reply | str],
+    ) -> None:
+        """Stop waiting for what the SuperLink has refused to take."""
+        for identity, name in list(waiting.items()):
+            reason = self.turned_away(name)
+            if reason:
+                answers[name] = reason
+                self.given_up[identity] = (waiting.pop(identity), tasks[name])
 
     def late(self) -> list[tuple[str, int]]:
         noted, self.came_late = self.came_late, []

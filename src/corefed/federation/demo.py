@@ -1,0 +1,160 @@
+"""`corefed federation demo`: a whole federation on one machine, a client killed on the way.
+
+One SuperLink and three SuperNodes with TLS and keys, digits dealt to three files, five rounds. In
+the second round one client is killed by kill -9 and started again. The rules ask for everybody
+(quorum 1), so that round is asked again; and since every draw is a function of (seed, round,
+client), the federation ends where a simulation of the same experiment ends. Everything is done by
+the commands that an operator types, and each is printed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from corefed import record, report
+from corefed.errors import UserError
+from corefed.federation.processes import family, free_port
+
+CLIENTS = ("alice", "bob", "carol")
+VICTIM = "bob"
+SETTINGS = ("rounds=5", "local_steps=100", "evaluate_every=1", "refresh_every=50", "fraction=0.2")
+RULES = ("quorum=1.0", "deadline=30", "attempts=8", "join_wait=120")
+SPLIT = ("--partition", "iid", "--clients", str(len(CLIENTS)))
+SAME = 1e-9
+"""Metrics are sums in float64 over the same predictions, added client by client."""
+
+
+def main(out: Path) -> int:
+    """Run the demonstration in a new folder; 0 if both ended alike."""
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; name a new folder with --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    federation, data, simulation = out / "federation", out / "data", out / "simulation"
+    _corefed("datasets", "--show", "digits", *SPLIT, "--write", data, quiet=True)
+    settings = [word for text in SETTINGS for word in ("--set", text)]
+    rules = [word for text in RULES for word in ("--rule", text)]
+    address = f"127.0.0.1:{free_port()}"
+    _corefed(
+        "federation", "init", federation, "--clients", *CLIENTS, "--address", address,
+        *settings, *rules,
+    )  # fmt: skip
+    with _programs() as start:
+        start("server", "federation", "server", federation, log=out / "server.log")
+
+        def client(name: str) -> subprocess.Popen[bytes]:
+            place = federation / "clients" / name
+            points = data / f"client-{CLIENTS.index(name)}.npz"
+            log = out / f"{name}.log"
+            return start(name, "federation", "client", place, "--data", points, log=log)
+
+        victims = {name: client(name) for name in CLIENTS}[VICTIM]
+        run = start("run", "federation", "run", federation, "--name", "demo", log=None)
+        rounds = federation / "server" / "runs" / "demo" / record.ROUNDS
+        _wait(lambda: len(record.read_lines(rounds)[0]) >= 1 or run.poll() is not None)
+        if run.poll() is None:
+            _say(f"kill -9 of {VICTIM}, in the middle of round 2")
+            _kill(victims)
+            _say(f"and {VICTIM} again, as its service manager would start it")
+            client(VICTIM)
+        if run.wait() != 0:
+            _say(f"the federation failed; its words are in {out}")
+            return 1
+    _corefed(
+        "run", "--data", "digits", *SPLIT, *settings, "--set", "runtime=loop", "--out", simulation,
+        "--quiet",
+    )  # fmt: skip
+    return _compare(federation / "server" / "runs" / "demo", simulation, time.monotonic() - began)
+
+
+def _compare(federated: Path, simulated: Path, seconds: float) -> int:
+    """Both tables, and whether they are the same."""
+    results = report.load([federated, simulated])
+    report.console().print(report.comparison_table(results))
+    here, there = (result.summary["metrics"] for result in results)
+    gap = max(abs(here[name]["mean"] - there[name]["mean"]) for name in there)
+    alike = here.keys() == there.keys() and gap <= SAME
+    words = "the same" if alike else "NOT the same"
+    lines = results[0].lines
+    overhead = sum(line["federation"]["overhead_seconds"] for line in lines) / len(lines)
+    work = sum(max(line["federation"]["train_seconds"].values()) for line in lines) / len(lines)
+    asked = sum(line["federation"]["attempts"] > 1 for line in lines)
+    _say(f"federation and simulation are {words}: the largest difference of a metric is {gap:.2g}")
+    _say(f"a round: {work:.2f} s of training at the slowest client, {overhead:.2f} s beside it")
+    _say(f"rounds asked more than once: {asked}; all of it took {seconds:.0f} s")
+    return 0 if alike else 1
+
+
+def _say(text: str) -> None:
+    print(f"==> {text}", flush=True)
+
+
+def _command(words: Sequence[object]) -> list[str]:
+    print(f"$ corefed {shlex.join(map(str, words))}", flush=True)
+    return [sys.executable, "-m", "corefed", *map(str, words)]
+
+
+def _corefed(*words: object, quiet: bool = False) -> None:
+    """A command that ends, in the foreground."""
+    done = subprocess.run(_command(words), stdout=subprocess.DEVNULL if quiet else None)
+    if done.returncode != 0:
+        sys.exit(done.returncode)
+
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@contextmanager
+def _programs() -> Iterator[Start]:
+    """Programs that go on; whatever was started is gone afterwards."""
+    started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(name: str, *words: object, log: Path | None) -> subprocess.Popen[bytes]:
+        command = _command(words)
+        handle = None if log is None else log.open("ab")
+        environment: Mapping[str, str] = {"OMP_NUM_THREADS": "1", **os.environ}
+        try:
+            started[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=handle,
+                stderr=handle,
+                env=environment,
+                start_new_session=log is not None,
+            )
+        finally:
+            if handle is not None:
+                handle.close()
+        return started[name]
+
+    try:
+        yield start
+    finally:
+        for program in reversed(started.values()):
+            program.terminate()
+        for program in started.values():
+            with suppress(subprocess.TimeoutExpired):
+                program.wait(20)
+            _kill(program)
+
+
+def _kill(program: subprocess.Popen[bytes]) -> None:
+    """A program and all that it started, at one moment and without a word."""
+    for pid in family(program.pid) if program.poll() is None else []:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    program.wait()
+
+
+def _wait(true: Callable[[], bool], seconds: float = 180.0) -> None:
+    until = time.monotonic() + seconds
+    while not true() and time.monotonic() < until:
+        time.sleep(0.1)

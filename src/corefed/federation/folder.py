@@ -1,0 +1,307 @@
+"""The folders of a federation, read: what the server has, what a client has.
+
+    DIR/server/           federation.toml  experiment.toml  ca.crt ca.key server.crt server.key
+                          clients/NAME.pub  start.sh  corefed-server.service  app/
+                          and, once it runs: link.db  nodes.json  flower/  runs/RUN/
+    DIR/clients/NAME/     client.toml  ca.crt  key  key.pub  start.sh  corefed-client.service
+                          and, once it runs: flower/  state/
+
+`creating.py` makes them. A secret that others on the machine can read is refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from corefed import files, ranges
+from corefed.errors import UserError
+from corefed.federation import rules, settings
+from corefed.federation.address import LISTEN, Address, listening
+from corefed.federation.rules import Rules
+
+if TYPE_CHECKING:
+    from corefed.federation.client import Place
+
+FEDERATION, CLIENT = "federation.toml", "client.toml"
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
+RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+LOCK = ".lock"
+LIMIT, REFUSED = "message_limit", "refused.jsonl"  # between the training and `fence.py`
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The table [federation] of federation.toml."""
+
+    address: str
+    """HOST:PORT by which clients reach the server; server.crt is valid for this host."""
+    clients: tuple[str, ...]
+    """Names of the clients, in an order that must not change: the position is a client's number."""
+    bind: str = ""
+    """Address to listen on: 127.0.0.1 or ::1 for clients of this machine alone, 0.0.0.0 or :: for
+    all; empty chooses by the host of `address`."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """DIR/server."""
+
+    path: Path
+    address: Address
+    bind: str
+    clients: tuple[str, ...]
+    rules: Rules
+
+    @classmethod
+    def read(cls, path: Path) -> Server:
+        """Of DIR or DIR/server."""
+        path = path.absolute()
+        path = path if (path / FEDERATION).exists() else path / "server"
+        where = path / FEDERATION
+        content = settings.read(where, "make a federation with: corefed federation init DIR")
+        tables = settings.groups(content, ("federation", "rules"), str(where))
+        if tables[""]:
+            raise UserError(f"{where}: {next(iter(tables['']))!r} must stand in [federation].")
+        one = settings.table(tables["federation"], Federation, f"[federation] of {where}")
+        check_names(one.clients, f"clients in {where}")
+        address = Address.parse(one.address, f"address in {where}")
+        for name in ("ca.crt", "server.crt", "server.key"):
+            require(path / name, "it belongs to the server's folder; restore it")
+        for name in ("server.key", "ca.key"):
+            refuse_readable(path / name)
+        bind = one.bind or listening(address.host)
+        if bind not in LISTEN:
+            raise UserError(
+                f"bind in {where} is {bind!r}; it must be one of {', '.join(LISTEN)}, for the "
+                "server's own programs use the loopback address."
+            )
+        ruled = rules.resolve(tables["rules"], f"[rules] of {where}")
+        return cls(path, address, bind, one.clients, ruled)
+
+    @classmethod
+    def from_environment(cls) -> Server:
+        """In a process that `corefed federation server` started."""
+        return cls.read(Path(os.environ["COREFED_SERVER"]))
+
+    @property
+    def own_address(self) -> Address:
+        """The server's for commands on its own machine, which alone may use the control API."""
+        return Address(LISTEN[self.bind], self.address.port)
+
+    def public_keys(self) -> dict[str, Path]:
+        """Name -> public key of the clients that may take part; one without a file may not."""
+        paths = {name: self.path / "clients" / f"{name}.pub" for name in self.clients}
+        return {name: path for name, path in paths.items() if path.exists()}
+
+    def keys(self) -> dict[bytes, str]:
+        """Public key, as Flower gives a node's, -> name."""
+        from corefed.federation.certificates import identity
+
+        found: dict[bytes, str] = {}
+        for name, path in self.public_keys().items():
+            key = identity(path.read_bytes(), str(path))
+            if key in found:
+                raise UserError(f"{path} is the key of {found[key]} too; each client has its own.")
+            found[key] = name
+        return found
+
+    def run_folder(self, name: str) -> Path:
+        """The folder of a training run, which must have been prepared."""
+        path = self.runs / check_run(name)
+        require(path / "experiment.toml", "start runs with: corefed federation run")
+        return path
+
+    @property
+    def runs(self) -> Path:
+        return self.path / "runs"
+
+    def bound_messages(self, most: int) -> None:
+        """Let the SuperLink take no reply of more bytes; forget what it refused before."""
+        files.replace(self.path / LIMIT, str(most).encode(), 0o600)
+        (self.path / REFUSED).unlink(missing_ok=True)
+
+    def turned_away(self, name: str) -> str:
+        """Why the SuperLink refused what a client sent since then; empty where it did not."""
+        path = self.path / REFUSED
+        reasons = ""
+        for raw in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            line = json.loads(raw)
+            reasons = line["reason"] if line["client"] == name else reasons
+        return reasons
+
+
+@dataclass(frozen=True)
+class About:
+    """What stands first in client.toml."""
+
+    name: str
+    """The client's name in the federation."""
+    address: str
+    """HOST:PORT of the server."""
+    device: str = "cpu"
+    """Where to train: auto, cpu, cuda or cuda:INDEX."""
+    share_metrics: bool = True
+    """Send losses, sums over this client's test points and figures of its coreset to the server."""
+    heartbeat: int = 10
+    """Seconds between signs of life; the server counts this client as gone after twice as long."""
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The table [privacy] of client.toml: what this client asks for, whatever the server says."""
+
+    min_noise: float = 0.0
+    """Train only under differential privacy with at least this noise (the server's rule dp_noise);
+    0 asks for none."""
+    max_epsilon: float = 0.0
+    """Stop when the uploads have spent this epsilon; 0 sets no bound."""
+    delta: float = 1e-5
+    """Delta that goes with max_epsilon."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """The table [data] of client.toml."""
+
+    test_fraction: float = 0.2
+    """Part kept for testing, of data without a test part of their own."""
+    target: str = ""
+    """Of a table: the column to predict; empty takes the last one."""
+
+
+BOUNDS = {
+    "heartbeat": ranges.Range(lambda v: 10 <= v <= 1800, "between 10 and 1800"),  # Flower's own
+    "min_noise": ranges.NOT_NEGATIVE,
+    "max_epsilon": ranges.NOT_NEGATIVE,
+    "delta": ranges.Range(lambda v: 0 < v < 1, "between 0 and 1"),
+    "test_fraction": ranges.Range(lambda v: 0 <= v < 1, "at least 0 and below 1"),
+}
+
+
+@dataclass(frozen=True)
+class Client:
+    """DIR/clients/NAME, or a copy of it elsewhere."""
+
+    path: Path
+    address: Address
+    about: About
+    privacy: Privacy
+    data: Data
+
+    @classmethod
+    def read(cls, path: Path) -> Client:
+        path = _one_client(path.absolute())
+        where = path / CLIENT
+        copy = "copy the client's whole folder (DIR/clients/NAME) to this machine"
+        tables = settings.groups(settings.read(where, copy), ("privacy", "data"), str(where))
+        about = settings.table(tables[""], About, str(where))
+        privacy = settings.table(tables["privacy"], Privacy, f"[privacy] of {where}")
+        data = settings.table(tables["data"], Data, f"[data] of {where}")
+        for key, value in {**vars(about), **vars(privacy), **vars(data)}.items():
+            if key in BOUNDS and not BOUNDS[key].holds(value):
+                raise UserError(f"{key} in {where} is {value}; it must be {BOUNDS[key].words}.")
+        check_names([about.name], f"name in {where}")
+        for name in ("ca.crt", "key"):
+            require(path / name, copy)
+        refuse_readable(path / "key")
+        return cls(path, Address.parse(about.address, f"address in {where}"), about, privacy, data)
+
+    @classmethod
+    def from_environment(cls) -> Client:
+        """In a process that `corefed federation client` started."""
+        return cls.read(Path(os.environ["COREFED_CLIENT"]))
+
+    @property
+    def name(self) -> str:
+        return self.about.name
+
+    def place(self) -> Place:
+        """What the training must know of the client, with the data that --data named."""
+        from corefed.federation.client import Place
+
+        return Place(
+            name=self.name,
+            state=self.path / "state",
+            data=os.environ["COREFED_CLIENT_DATA"],
+            device=os.environ.get("COREFED_CLIENT_DEVICE") or self.about.device,
+            target=self.data.target,
+            test_fraction=self.data.test_fraction,
+            share_metrics=self.about.share_metrics,
+            min_noise=self.privacy.min_noise,
+            max_epsilon=self.privacy.max_epsilon,
+            delta=self.privacy.delta,
+        )
+
+
+def _one_client(path: Path) -> Path:
+    """A client's folder; of a whole federation, that of its only client."""
+    if (path / CLIENT).exists() or not (path / "clients").is_dir():
+        return path
+    found = sorted(each.parent for each in path.glob(f"clients/*/{CLIENT}"))
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(each.name for each in found)
+    raise UserError(f"{path} has the clients {names}; name one: {path / 'clients'}/NAME.")
+
+
+def check_names(names: tuple[str, ...] | list[str], where: str) -> None:
+    if not names:
+        raise UserError(f"There are no {where}; a federation has at least one client.")
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise UserError(
+                f"{name!r} ({where}) is no name for a client: up to 32 of a-z, 0-9, '.', '_' and "
+                "'-', the first a letter or digit."
+            )
+        if list(names).count(name) > 1:
+            raise UserError(f"{name!r} is there twice ({where}); every client has its own name.")
+
+
+def check_run(name: str) -> str:
+    if not RUN.fullmatch(name):
+        raise UserError(
+            f"{name!r} is no name for a run: up to 63 of a-z, 0-9 and '-', the first a letter or "
+            "digit."
+        )
+    return name
+
+
+def require(path: Path, mend: str) -> None:
+    if not path.is_file():
+        raise UserError(f"There is no {path}; {mend}.")
+
+
+def refuse_readable(path: Path) -> None:
+    """A private key is for its owner's eyes."""
+    if path.exists() and path.stat().st_mode & 0o077:
+        raise UserError(f"{path} can be read by others on this machine; type: chmod 600 {path}")
+
+
+@contextmanager
+def exclusively(path: Path) -> Iterator[None]:
+    """One process at a time works in a folder; the lock goes with the process, however it ends."""
+    handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise UserError(f"Another process is at work in {path}; stop it first.") from None
+    os.utime(handle)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def started(path: Path) -> float:
+    """When the process at work in a folder, or the last one, began: seconds since the epoch."""
+    lock = path / LOCK
+    return lock.stat().st_mtime if lock.exists() else 0.0

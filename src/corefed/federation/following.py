@@ -1,0 +1,261 @@
+"""Starting a training run through Flower, watching it, and saying how it went.
+
+The server's process writes runs/RUN as a simulation would; we read those files. Whether it still
+runs is Flower's to say: `flwr ls`, since the exit code of `flwr run --stream` says nothing.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from corefed import files, record, report, running
+from corefed.config import Experiment, resolve
+from corefed.errors import UserError
+from corefed.federation import events, processes
+from corefed.federation.creating import LOCAL
+from corefed.federation.folder import Server, check_run, exclusively, started
+from corefed.federation.processes import LINK, say
+
+EVENTS, SUBMITTED = "events.jsonl", "flower.json"
+LOOK = 0.3
+"""Seconds between looks at the files."""
+ASK = (2.0, 15.0)
+"""Seconds between questions to Flower, each of which is a process: few at first, for what fails
+does so early, then a quarter of the time since the beginning, and at last these."""
+START = 20.0
+"""Seconds that a run waits for a server that does not answer yet."""
+NOTICE = 15.0
+"""Seconds that a training has to notice that it was stopped."""
+ENDED = "finished:"
+
+
+def start(
+    directory: Path, name: str | None, assignments: Sequence[str], *, json: bool, quiet: bool
+) -> int:
+    """Prepare a run, submit it and follow it; an exit code."""
+    server = Server.read(directory)
+    name = check_run(name or time.strftime("%Y%m%d-%H%M%S"))
+    experiment = _experiment(server, server.path / record.EXPERIMENT, assignments)
+    folder = server.runs / name
+    if record.begun(folder):
+        raise UserError(
+            f"There is a run {name} already; choose another --name, or go on with it by: "
+            f"corefed federation resume {_quoted(directory)} --name {name}"
+        )
+    _ready(server)
+    record.Folder(folder).create(experiment)
+    return _submit(server, directory, name, experiment, json=json, quiet=quiet)
+
+
+def resume(
+    directory: Path, name: str | None, rounds: int | None, *, json: bool, quiet: bool
+) -> int:
+    """Go on with a run, by default the last one, perhaps to more rounds; an exit code."""
+    server = Server.read(directory)
+    name = check_run(name) if name else _last(server)
+    folder = server.run_folder(name)
+    assignments = [f"rounds={rounds}"] if rounds is not None else []
+    experiment = resolve(folder / record.EXPERIMENT, assignments=assignments)
+    done = len(record.read_lines(folder / record.ROUNDS)[0])
+    if experiment.run.rounds < done:
+        raise UserError(f"Run {name} has {done} rounds already; --rounds must be that or more.")
+    if (folder / record.SUMMARY).exists() and experiment.run.rounds <= done:
+        raise UserError(f"Run {name} is complete with {done} rounds; ask for more by --rounds.")
+    _ready(server)
+    record.Folder(folder).create(experiment)
+    (folder / record.SUMMARY).unlink(missing_ok=True)  # of the run when it was shorter
+    return _submit(server, directory, name, experiment, json=json, quiet=quiet)
+
+
+def stop(directory: Path, name: str | None) -> str:
+    """End the run that is going on; its name."""
+    server = Server.read(directory)
+    processes.require_answer(server)
+    going = {each: run for each, run in submitted(server).items() if not run["ended"]}
+    if name is not None:
+        going = {each: run for each, run in going.items() if each == check_run(name)}
+    if not going:
+        raise UserError(f"Run {name} is not going on." if name else "No run is going on.")
+    for each, run in going.items():
+        processes.flwr(server, "stop", run["id"], LINK)
+        _wait_until_free(server.runs / each)
+        say(f"{each} is stopped; go on with it by: corefed federation resume {_quoted(directory)}")
+    return next(iter(going))
+
+
+def _wait_until_free(folder: Path) -> None:
+    """Until the training has noticed; it works on for a moment."""
+    until = time.monotonic() + NOTICE
+    while time.monotonic() < until:
+        try:
+            with exclusively(folder):
+                return
+        except UserError:
+            time.sleep(LOOK)
+
+
+def submitted(server: Server, quiet: bool = True) -> dict[str, dict[str, Any]]:
+    """Name -> what Flower says of its last submission: id, status, details, whether it ended."""
+    known = {str(run["run-id"]): run for run in _runs(server, quiet)}
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(server.runs.glob(f"*/{SUBMITTED}")):
+        number = jsonlib.loads(path.read_text(encoding="utf-8"))["run-id"]
+        run = known.get(number, {"status": "unknown", "status-details": ""})
+        ended = run["status"].startswith(ENDED) or number not in known
+        details = run["status-details"] if run["status-details"] != "N/A" else ""
+        status = {"id": number, "status": run["status"], "details": details, "ended": ended}
+        found[path.parent.name] = status
+    return found
+
+
+def _runs(server: Server, quiet: bool) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = processes.flwr(server, "ls", LINK, quiet=quiet)["runs"]
+    return runs
+
+
+def _experiment(server: Server, path: Path, assignments: Sequence[str]) -> Experiment:
+    """The federation's experiment for the clients that it has now."""
+    given = resolve(path, assignments=assignments)
+    if len(given.run.seeds) != 1:
+        raise UserError("A federation trains with one seed; give one, as in --set seeds=0.")
+    fixed: dict[str, object] = {"data": LOCAL, "clients": len(server.clients)}
+    return resolve(path, assignments=[*assignments, *(f"{k}={v}" for k, v in fixed.items())])
+
+
+def _ready(server: Server) -> None:
+    """A server that answers, and trains nothing else: clients do one task at a time."""
+    _wait_for_server(server)
+    for name, run in submitted(server).items():
+        if run["ended"]:
+            continue
+        if not _abandoned(server, name):
+            raise UserError(
+                f"Run {name} is going on; wait for it, or stop it with: corefed federation stop "
+                f"{_quoted(server.path)}"
+            )
+        processes.flwr(server, "stop", run["id"], LINK)
+
+
+def _wait_for_server(server: Server) -> None:
+    """A server that was started a moment ago needs some seconds."""
+    until = time.monotonic() + START
+    if not processes.answers(server):
+        say(f"waiting for the server at {server.own_address}")
+    while not processes.answers(server) and time.monotonic() < until:
+        time.sleep(LOOK)
+    processes.require_answer(server)
+
+
+def _abandoned(server: Server, name: str) -> bool:
+    """Whether a run, which Flower takes for going on, was left when the server was killed.
+
+    Nobody works in its folder, and the server was started after it was submitted.
+    """
+    folder = server.runs / name
+    if (folder / SUBMITTED).stat().st_mtime > started(server.path):
+        return False
+    try:
+        with exclusively(folder):
+            return True
+    except UserError:
+        return False
+
+
+def _submit(
+    server: Server, directory: Path, name: str, experiment: Experiment, *, json: bool, quiet: bool
+) -> int:
+    folder = server.runs / name
+    before = len(events.read(folder / EVENTS))
+    app = str(server.path / "app")
+    setting = f"run={jsonlib.dumps(name)}"
+    answer = processes.flwr(server, "run", app, LINK, "--run-config", setting, quiet=quiet)
+    text = jsonlib.dumps({"run-id": str(answer["run-id"])})
+    files.replace(folder / SUBMITTED, text.encode())
+    if not quiet:
+        say(f"run {name}: {experiment.run.rounds} rounds of {experiment.run.method}")
+    hidden = quiet or json
+    try:
+        with running.progress(experiment.run.rounds) as show:
+            failure = _follow(server, name, show, say, before, hidden=hidden)
+    except KeyboardInterrupt:
+        place = _quoted(directory)
+        say(f"the run goes on at the server; look with: corefed federation status {place}")
+        say(f"stop it with: corefed federation stop {place}")
+        return running.INTERRUPTED
+    if failure:
+        say(f"error: {' '.join(failure.split())}")
+        say(f"go on with it by: corefed federation resume {_quoted(directory)} --name {name}")
+        return 1
+    summary, _ = record.read(folder)
+    if json:
+        print(jsonlib.dumps(summary, indent=1))
+    elif quiet:
+        print(folder)
+    else:
+        report.console().print(report.metrics_table(summary))
+        print(f"written to {folder}")
+    return 0
+
+
+def _follow(
+    server: Server,
+    name: str,
+    show: Callable[[dict[str, Any]], None],
+    tell: Callable[[str], None],
+    heard: int,
+    *,
+    hidden: bool,
+) -> str:
+    """Show rounds and events as they come; why the run failed, or nothing when it is complete."""
+    folder = server.runs / name
+    shown = 0
+    began = asked = time.monotonic()
+    ended: dict[str, Any] | None = None
+    while True:
+        lines, _ = record.read_lines(folder / record.ROUNDS)
+        happened = events.read(folder / EVENTS)
+        if not hidden:
+            for event in happened[heard:]:
+                tell(events.sentence(event))
+            for line in lines[min(shown, len(lines)) :]:
+                show(line)
+        shown, heard = len(lines), len(happened)
+        if (folder / record.SUMMARY).exists():
+            return ""
+        if ended is not None:  # and the files were read once more after that
+            return _reason(ended, happened)
+        now = time.monotonic()
+        if now - asked > min(ASK[1], max(ASK[0], (now - began) / 4)):
+            if not processes.answers(server, 10.0):
+                return "The server does not answer any more."
+            run = submitted(server)[name]
+            ended = run if run["ended"] else None
+            asked = time.monotonic()
+        else:
+            time.sleep(LOOK)
+
+
+def _reason(run: dict[str, Any], happened: Sequence[dict[str, Any]]) -> str:
+    """Why a run ended before its last round."""
+    if run["status"] == f"{ENDED}stopped":
+        return "The run was stopped."
+    last = happened[-1] if happened else {}
+    if last.get("event") == "stopped":
+        return str(last["reason"])
+    return f"The run ended ({run['status']}): {run['details'] or 'no reason given'}"
+
+
+def _last(server: Server) -> str:
+    runs = [path.parent for path in server.runs.glob(f"*/{record.EXPERIMENT}")]
+    if not runs:
+        raise UserError(f"{server.runs} holds no run; start one with: corefed federation run")
+    return max(runs, key=lambda path: (path / record.EXPERIMENT).stat().st_mtime).name
+
+
+def _quoted(directory: Path) -> str:
+    return shlex.quote(str(directory))

@@ -1,0 +1,40 @@
+"""A look at a client's device and data before it connects: `python -m corefed.federation.look`.
+
+Prints one line about the data, or the sentence why they cannot be used and ends with code 2.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from corefed.errors import UserError
+
+
+def main() -> int:
+    from corefed import experiment
+    from corefed.federation import folder, local_data
+    from corefed.federation.client import SPLIT_SEED
+
+    try:
+        place = folder.Client.from_environment().place()
+        experiment.device_for(place.device)
+        data = local_data.read(
+            place.data,
+            test_fraction=place.test_fraction,
+            seed=SPLIT_SEED,
+            target=place.target,
+            embedding="none",  # images must be readable; what they become is the run's to say
+        )
+    except UserError as error:
+        print(error)
+        return 2
+    for note in data.notes:
+        print(f"note: {note}", file=sys.stderr)
+    what = f"{len(data.labels)} classes" if data.labels else "a regression"
+    points = f"{len(data.y_train)} points to train on and {len(data.y_test)} to test on"
+    print(f"{place.name}: {what}, {points}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,295 @@
+"""Flower's programs as corefed runs them: command lines, environment, starting, waiting, stopping.
+
+Every command is printed before it runs. Nothing calls out but SuperNode to its server: telemetry,
+update checks and the installation of an app's dependencies are off.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from corefed import files
+from corefed.errors import UserError
+from corefed.federation.address import Address
+from corefed.federation.folder import Client, Server
+
+LINK = "corefed"
+"""Name of the connection in Flower's own configuration."""
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+}
+OWN_HOSTS = "127.0.0.1,localhost,::1"
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+LOG_BYTES, LOG_FILES = 10_000_000, 3
+GRACE = 8.0
+"""Seconds a program has to end before it is killed."""
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def require_flower() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("flwr") is None:
+        raise UserError("Federations need Flower: pip install 'corefed[flower]'.")
+
+
+def superlink(server: Server) -> list[str]:
+    return [
+        *(sys.executable, "-m", "corefed.federation.fence"),
+        *("--host", server.bind, "--port", str(server.address.port)),
+        *("--ssl-ca-certfile", str(server.path / "ca.crt")),
+        *("--ssl-certfile", str(server.path / "server.crt")),
+        *("--ssl-keyfile", str(server.path / "server.key")),
+        *("--database", str(server.path / "link.db")),
+        "--enable-supernode-auth",
+        "--disable-runtime-dependency-installation",
+    ]
+
+
+def supernode(client: Client) -> list[str]:
+    return [
+        *(sys.executable, "-m", "corefed.federation.node"),
+        *("--superlink", str(client.address)),
+        *("--root-certificates", str(client.path / "ca.crt")),
+        *("--auth-supernode-private-key", str(client.path / "key")),
+        *("--host", "127.0.0.1", "--port", str(free_port())),
+    ]
+
+
+def server_environment(server: Server) -> dict[str, str]:
+    return _environment(server.path) | {"COREFED_SERVER": str(server.path)}
+
+
+def client_environment(client: Client, data: str, device: str | None) -> dict[str, str]:
+    own = {
+        "COREFED_CLIENT": str(client.path),
+        "COREFED_CLIENT_DATA": data,
+        "COREFED_CLIENT_DEVICE": device or "",
+        "COREFED_HEARTBEAT": str(client.about.heartbeat),
+    }
+    return _environment(client.path) | own
+
+
+def _environment(path: Path) -> dict[str, str]:
+    """For Flower's programs. Whatever they start by name is ours, or is not found."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "COREFED_"))}
+    kept |= {k: v for k, v in os.environ.items() if k == "COREFED_DATA"}
+    home = path / "flower"
+    programs = os.pathsep.join([str(home / "bin"), *("/usr/bin", "/bin")])
+    # Processes of one machine talk over the loopback, also where a proxy is set for all else.
+    direct = ",".join(filter(None, [kept.get("NO_PROXY", kept.get("no_proxy", "")), OWN_HOSTS]))
+    proxies = {"NO_PROXY": direct, "no_proxy": direct}
+    return {**kept, **QUIET, **proxies, "FLWR_HOME": str(home), "PATH": programs}
+
+
+def prepare_home(path: Path, server: Server | None = None) -> None:
+    """FLWR_HOME with our `flower-superexec`, and the connection that `flwr` uses."""
+    home = path / "flower"
+    program = '#!/bin/sh\nexec {} -m corefed.federation.warm "$@"\n'
+    try:
+        (home / "bin").mkdir(mode=0o700, parents=True, exist_ok=True)
+        text = program.format(shlex.quote(sys.executable))
+        files.replace(home / "bin" / "flower-superexec", text.encode(), 0o755)
+        if server is not None:
+            connection = (
+                f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n'
+                f"address = {json.dumps(str(server.own_address))}\n"
+                f"root-certificates = {json.dumps(str(server.path / 'ca.crt'))}\n"
+            )
+            files.replace(home / "config.toml", connection.encode(), 0o600)
+    except OSError as error:
+        raise UserError(f"Cannot write into {home}: {error.strerror}.") from error
+
+
+class Program:
+    """A program of Flower's, in a session of its own; its words go to stderr and to a log."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
+        say(f"$ {shlex.join(command)}")
+        self.log = log
+        self.last: deque[str] = deque(maxlen=20)
+        self.process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for us to pass on
+        )
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        log = logging.Logger("flower")
+        log.addHandler(
+            RotatingFileHandler(self.log, maxBytes=LOG_BYTES, backupCount=LOG_FILES, delay=True)
+        )
+        for raw in self.process.stdout:
+            line = raw.decode(errors="replace").rstrip("\n")
+            plain = COLOURS.sub("", line)
+            self.last.append(plain)
+            log.info("%s", plain)
+            with suppress(OSError, ValueError):  # nobody may be listening any more
+                say(line if sys.stderr.isatty() else plain)
+
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        """End the program and everything that it started in its session."""
+        if self.running():
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(GRACE)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.reader.join(1.0)
+
+    def said(self, text: str) -> bool:
+        """Whether its last lines have this text."""
+        self.reader.join(1.0)
+        return any(text in line for line in self.last)
+
+    def words(self) -> str:
+        """Its last lines, for an error message."""
+        self.reader.join(1.0)
+        return " / ".join(line for line in list(self.last)[-6:] if line.strip())
+
+
+def flwr(server: Server, *arguments: str, quiet: bool = False) -> dict[str, Any]:
+    """What a command of Flower's own command line answers, as JSON."""
+    program = shutil.which("flwr", path=sysconfig.get_path("scripts"))
+    command = [program] if program else [sys.executable, "-m", "flwr.cli.app"]
+    command += [*arguments, "--format", "json"]
+    if not quiet:
+        say(f"$ {shlex.join(['flwr', *command[-len(arguments) - 2 :]])}")
+    environment = server_environment(server)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        answer = {"success": False, "error-message": done.stderr or done.stdout}
+    if not answer.get("success"):
+        words = COLOURS.sub("", str(answer.get("error-message", ""))).split()
+        raise UserError(f"`flwr {' '.join(arguments[:2])}` failed: {' '.join(words)}")
+    return answer
+
+
+def answers(server: Server, timeout: float = 2.0) -> bool:
+    """Whether a SuperLink with this federation's certificate answers on this machine."""
+    context = ssl.create_default_context(cafile=str(server.path / "ca.crt"))
+    host, port = server.own_address
+    connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def require_answer(server: Server) -> None:
+    if not answers(server, 10.0):
+        raise UserError(
+            f"No server of this federation answers at {server.own_address}; start it with: "
+            f"corefed federation server {shlex.quote(str(server.path))}"
+        )
+
+
+def wait_for_answer(
+    server: Server, program: Program, seconds: float, told: Callable[[], int | None]
+) -> None:
+    """Until SuperLink answers or we are told to stop; a sentence if it does not answer."""
+    until = time.monotonic() + seconds
+    while told() is None and not answers(server):
+        if not program.running() or time.monotonic() > until:
+            what = "does not answer" if program.running() else "ended"
+            program.stop()
+            raise UserError(
+                f"The SuperLink at {server.own_address} {what}; {program.log} has its words: "
+                f"{program.words()}"
+            )
+        time.sleep(0.2)
+
+
+def refuse_taken_port(address: Address) -> None:
+    """Another program on the port would be reported by Flower after many lines."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            raise UserError(
+                f"Cannot listen on {address}: {error.strerror}; another server may be running."
+            ) from error
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def until_told() -> Iterator[Callable[[], int | None]]:
+    """Collects Ctrl-C and SIGTERM; gives a function that returns the number of the one caught."""
+    caught: list[int] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+
+    before = {each: signal.signal(each, handler) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: caught[0] if caught else None
+    finally:
+        for each, old in before.items():
+            signal.signal(each, old)
+
+
+def family(pid: int) -> list[int]:
+    """A process and its descendants, of whatever session (Linux)."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                words = (entry / "stat").read_text().rpartition(")")[2].split()
+                children.setdefault(int(words[1]), []).append(int(entry.name))
+    found, look = [], [pid]
+    while look:
+        found.append(look.pop())
+        look += children.get(found[-1], [])
+    return found

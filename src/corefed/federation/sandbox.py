@@ -1,0 +1,147 @@
+"""One task of Flower's, done by the installed corefed and by nothing else.
+
+Stock Flower hands every client the bundle (FAB) that was submitted to the server, installs it and
+runs what is in it. Here Flower's own runners pull the task, send heartbeats and push the answer,
+but what they would install and load is replaced: the bundle is neither written nor imported, and
+the app is `corefed.runtime.flower`, of this machine's own installation. A server can so ask a
+client for what `corefed.federation.protocol` has, and for no more.
+
+`python -m corefed.federation.sandbox` does one task, read from stdin as JSON; `warm.py` does the
+same in processes that need not import anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from corefed.federation import patching
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid
+
+APP = "corefed.runtime.flower"
+STOP_WITHIN, CALL = 2, 5
+"""Seconds after which a training that was stopped notices it; Flower's bound on a heartbeat."""
+CLIENT, SERVER = "flwr-clientapp", "flwr-serverapp"  # Flower's names of the kinds of task
+
+
+class Order(NamedTuple):
+    """What SuperExec passes to a task's process."""
+
+    kind: str
+    address: str  # of the Runtime API
+    token: str
+    insecure: bool
+    root_certificates: str | None
+    parent: int  # SuperExec's process; the task ends when it is gone
+
+    def to_json(self) -> str:
+        return json.dumps(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Order:
+        return cls(*json.loads(text))
+
+
+def allowed() -> str:
+    """The one kind of task that this process may do: a client's, or the server's."""
+    return SERVER if "COREFED_SERVER" in os.environ else CLIENT
+
+
+def prepare(kind: str) -> None:
+    """Import what a task needs, with Flower's installing and loading replaced."""
+    patching.check_version()
+    patching.pull_sooner()
+    _client() if kind == CLIENT else _server()
+
+
+def do(order: Order) -> NoReturn:
+    """Do a task and end the process."""
+    if order.kind != allowed():
+        sys.exit(f"error: a task of kind {order.kind!r} is not done here")
+    prepare(order.kind)
+    certificates = order.root_certificates and Path(order.root_certificates).read_bytes()
+    common: dict[str, Any] = {
+        "runtime_api_address": order.address,
+        "token": order.token,
+        "insecure": order.insecure,
+        "certificates": certificates or None,
+        "parent_pid": order.parent,
+        "runtime_dependency_install": False,
+    }
+    if order.kind == CLIENT:
+        from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+        run_clientapp(**common)
+    else:
+        from queue import Queue
+
+        from flwr.superlink.runtime.run_serverapp import run_serverapp
+
+        run_serverapp(log_queue=Queue(), **common)
+    sys.exit(0)
+
+
+def _client() -> None:
+    runner = import_module("flwr.supernode.runtime.run_clientapp")
+
+    def load(*about: object, **more: object) -> Callable[..., ClientApp]:
+        return lambda *bundle: import_module(APP).client_app
+
+    patching.replace(
+        runner,
+        install_from_fab=_nothing,
+        get_project_dir=_nowhere,
+        install_app_dependencies=_nothing,
+        get_load_client_app_fn=load,
+    )
+
+
+def _server() -> None:
+    from flwr.supercore import heartbeat
+
+    runner = import_module("flwr.superlink.runtime.run_serverapp")
+
+    components = {"components": {"serverapp": f"{APP}:server_app"}}
+
+    def config(folder: object, override: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(override)  # what `flwr run --run-config` said, without the bundle's own
+
+    def run(*, grid: Grid, context: Context, **bundle: object) -> Context:
+        import_module(APP).server_app(grid=grid, context=context)
+        return context
+
+    patching.replace(heartbeat, HEARTBEAT_DEFAULT_INTERVAL=STOP_WITHIN + CALL)
+    patching.replace(
+        runner,
+        install_from_fab=_nothing,
+        get_fab_metadata=lambda bundle: ("corefed/corefed", "0"),
+        get_project_dir=_nowhere,
+        install_app_dependencies=_nothing,
+        get_project_config=lambda folder: {"tool": {"flwr": {"app": components}}},
+        get_fused_config_from_dir=config,
+        run_=run,
+        # The log is the server's own; a copy of it in Flower's database would hold up the end.
+        start_log_uploader=_nothing,
+    )
+
+
+def _nothing(*arguments: object, **more: object) -> None:
+    """Instead of installing a bundle."""
+
+
+def _nowhere(*about: object) -> Path:
+    """Instead of the folder of an installed bundle."""
+    return Path(os.devnull)
+
+
+if __name__ == "__main__":
+    do(Order.from_json(sys.stdin.readline()))

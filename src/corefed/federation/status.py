@@ -1,0 +1,71 @@
+"""`corefed federation status`: who is connected, which runs there are, who is missing and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from corefed import record
+from corefed.federation import events, following, processes, registering, settings
+from corefed.federation.folder import Server
+
+WORDS = {
+    "online": "connected",
+    "offline": "gone",
+    "registered": "never seen",
+    "unregistered": "taken off",
+}
+
+
+def status(directory: Path, *, quiet: bool) -> dict[str, Any]:
+    """{"server", "clients": {name: state}, "runs": {name: {...}}}; works without a server, too."""
+    server = Server.read(directory)
+    up = processes.answers(server)
+    states = registering.states(server) if up else {}
+    flower = following.submitted(server, quiet) if up else {}
+    runs = {}
+    for path in sorted(server.runs.glob(f"*/{record.EXPERIMENT}")):
+        folder = path.parent
+        runs[folder.name] = _run(folder, flower.get(folder.name))
+    return {
+        "server": f"answers at {server.own_address}" if up else "is not running",
+        "clients": {
+            name: WORDS.get(states.get(name, ""), states.get(name, "unknown"))
+            for name in server.clients
+        },
+        "runs": runs,
+    }
+
+
+def _run(folder: Path, flower: dict[str, Any] | None) -> dict[str, Any]:
+    values = settings.read(folder / record.EXPERIMENT, "the run is damaged")
+    lines, _ = record.read_lines(folder / record.ROUNDS)
+    happened = events.read(folder / following.EVENTS)
+    complete = (folder / record.SUMMARY).exists()
+    going = flower is not None and not flower["ended"]
+    state = "complete" if complete else "going on" if going else "stopped"
+    absent = {
+        str(event["client"]): str(event["reason"])
+        for event in happened
+        if event["event"] in ("missing", "refused")
+        and isinstance(event["round"], int)
+        and event["round"] >= len(lines)
+        and event["client"]
+    }
+    about = {"state": state, "method": values["method"], "round": len(lines)}
+    return {**about, "rounds": values["rounds"], "missing": absent}
+
+
+def tables(about: dict[str, Any]) -> list[Table]:
+    """For a terminal."""
+    clients = Table("client", "state")
+    for name, state in about["clients"].items():
+        clients.add_row(name, state)
+    runs = Table("run", "method", "round", "state", "missing or refused in the last round")
+    for name, run in about["runs"].items():
+        missing = "; ".join(f"{who}: {why}" for who, why in run["missing"].items())
+        done = f"{run['round']}/{run['rounds']}"
+        runs.add_row(name, run["method"], done, run["state"], missing)
+    return [clients, runs] if about["runs"] else [clients]

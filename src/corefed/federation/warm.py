@@ -1,0 +1,197 @@
+"""SuperExec with tasks that start at once: they are forked from a process that has all imported.
+
+Flower's SuperExec starts a Python process a message, which imports flwr and torch for seconds. A
+program of this name stands first on the PATH of SuperNode and SuperLink (`processes.py`) and runs
+Flower's SuperExec with another executor. It has two processes:
+
+    SuperExec     asks for tasks and passes each, over a pair of sockets, to
+    the nursery   which imported everything once, has one thread, and forks a child a task
+
+Nothing that starts a thread or touches a GPU happens in the nursery, so its children are as good as
+new processes. A child's token is not on its command line, where every user of the machine would see
+it. Only one kind of task is taken: a client's on a client, the server's on the server.
+
+When SuperExec is gone the nursery ends its children and itself; when the nursery is gone, tasks are
+done in processes of their own, slowly.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from corefed.federation import patching, sandbox
+from corefed.federation.sandbox import Order
+
+if TYPE_CHECKING:
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
+
+READY = b"."
+GRACE = 2.0
+"""Seconds that children have to end before they are killed."""
+
+
+class Executor:
+    """Flower's executor: what SuperExec asks whether a task can be run, and to run it."""
+
+    def __init__(self, nursery: socket.socket) -> None:
+        self.nursery = nursery
+        self.ready = False
+        self.slow: list[subprocess.Popen[str]] = []
+
+    def get_eligible_capacity(
+        self, supported_task_types: set[TaskType], **more: object
+    ) -> tuple[set[TaskType], set[str]]:
+        """What tasks to ask for; a task that is taken and not begun for long counts as lost."""
+        if not self.ready:
+            self.nursery.recv(1)  # its word that all is imported, or its end
+            self.ready = True
+        kind = sandbox.allowed()
+        return {each for each in supported_task_types if each == kind}, set()
+
+    def wait_for_capacity(self, *arguments: object, **more: object) -> None:
+        """There is always room."""
+
+    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+        from flwr.supercore.superexec.executor.types import LaunchResult
+
+        if spec.task_type != sandbox.allowed():
+            return LaunchResult.failed(f"A task of kind {spec.task_type} is not done here.")
+        order = Order(
+            str(spec.task_type),
+            spec.runtime_api_address,
+            spec.token,
+            spec.insecure,
+            spec.root_certificates_path,
+            os.getpid(),
+        )
+        try:
+            self.nursery.sendall(order.to_json().encode() + b"\n")
+        except OSError:
+            self._launch_slowly(order)
+        return LaunchResult.accepted()
+
+    def _launch_slowly(self, order: Order) -> None:
+        command = [sys.executable, "-m", "corefed.federation.sandbox"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            pipe.write(order.to_json() + "\n")
+        self.slow.append(process)
+
+    def reconcile(self) -> None:
+        self.slow = [process for process in self.slow if process.poll() is None]
+
+    def close(self) -> None:
+        self.nursery.close()
+
+
+def serve(orders: socket.socket) -> NoReturn:
+    """The nursery: a child for every line, until there is nobody to send one."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)  # it ends with SuperExec, after its children
+    sandbox.prepare(sandbox.allowed())
+    _import_all()
+    orders.sendall(READY)
+    children: set[int] = set()
+    unread = b""
+    while True:
+        readable, _, _ = select.select([orders], [], [], 0.5)
+        _reap(children)
+        if not readable:
+            continue
+        received = orders.recv(1 << 16)
+        if not received:
+            _end(children)
+            os._exit(0)
+        *lines, unread = (unread + received).split(b"\n")
+        for line in lines:
+            child = os.fork()
+            if child == 0:
+                orders.close()
+                _do(line.decode())
+            children.add(child)
+
+
+def _import_all() -> None:
+    """Modules that a task would import by and by."""
+    import_module(sandbox.APP)
+    half = "client" if sandbox.allowed() == sandbox.CLIENT else "server"
+    import_module(f"corefed.federation.{half}")
+
+
+def _do(text: str) -> NoReturn:
+    """In the child: as in a process of its own."""
+    code = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        import torch
+
+        torch.seed()  # every child would else draw the same numbers where none chose a seed
+        sandbox.do(Order.from_json(text))
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _reap(children: set[int]) -> None:
+    """Let ended children go, and say which did not end by themselves."""
+    for child in list(children):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            children.discard(child)
+            if os.WIFSIGNALED(status):
+                name = signal.Signals(os.WTERMSIG(status)).name
+                hint = " (out of memory?)" if name == "SIGKILL" else ""
+                print(f"corefed: a task was ended by {name}{hint}", file=sys.stderr, flush=True)
+
+
+def _end(children: set[int]) -> None:
+    until = time.monotonic() + GRACE
+    for child in children:
+        os.kill(child, signal.SIGTERM)
+    while children and time.monotonic() < until:
+        _reap(children)
+        time.sleep(0.05)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+
+
+def main() -> None:
+    """What `flower-superexec` on the PATH runs."""
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        serve(theirs)
+    theirs.close()
+    patching.check_version()
+    from flwr.supercore.cli import flower_superexec
+    from flwr.supercore.superexec import run_superexec
+
+    def executor(*arguments: Any, **more: Any) -> Executor:
+        return Executor(ours)
+
+    patching.replace(run_superexec, get_executor=executor)
+    flower_superexec()
+
+
+if __name__ == "__main__":
+    main()

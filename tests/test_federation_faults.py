@@ -1,0 +1,316 @@
+"""Real processes that are killed, frozen, short of disk, or bad, while they train together.
+
+One SuperLink and three SuperNodes with TLS and keys on the loopback, started once; each test is a
+run of its own. A run that loses nothing must end, bit for bit, where the simulation ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federation_processes import Federation, Process, family, federation
+
+from corefed import checkpoint, config, record
+from corefed.data import datasets, export, partition
+from corefed.federation import events
+from corefed.runtime import rounds
+from corefed.types import Tree
+
+pytestmark = pytest.mark.xdist_group("federation")
+
+SPLIT: dict[str, Any] = {"data": "digits", "partition": "iid", "clients": 3}
+QUICK: dict[str, Any] = {
+    "rounds": 3, "local_steps": 10, "hidden": [16], "evaluate_every": 3, "evaluate_draws": 3,
+}  # fmt: skip
+RULES = {"deadline": 60.0, "join_wait": 60.0, "quorum": 1.0, "attempts": 5}
+NAMES = ("alice", "bob", "carol")
+
+
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("faults")
+    digits = datasets.load("digits")
+    export.write(digits, partition.split("iid", digits, 3, 0), folder / "data")
+    data = {name: folder / "data" / f"client-{i}.npz" for i, name in enumerate(NAMES)}
+    with federation(folder / "fed", data, rules=RULES) as running:
+        running.wait_connected()
+        yield running
+
+
+def experiment(fed: Federation, **settings: Any) -> None:
+    """What the next run trains."""
+    wanted = config.resolve(flags={**QUICK, **settings, "data": "local", "clients": 3})
+    (fed.path / "server" / "experiment.toml").write_text(config.to_toml(wanted))
+
+
+def ruled(fed: Federation, **rules: Any) -> None:
+    """Rules of the next run, the module's where none are named."""
+    path = fed.path / "server" / "federation.toml"
+    text = path.read_text()
+    for name, value in {**RULES, **rules}.items():
+        line = next(line for line in text.splitlines() if line.startswith(f"{name} = "))
+        text = text.replace(f"\n{line}\n", f"\n{name} = {json.dumps(value)}\n")
+    path.write_text(text)
+
+
+def folder(fed: Federation, run: str) -> Path:
+    return fed.path / "server" / "runs" / run
+
+
+def lines_of(fed: Federation, run: str) -> list[dict[str, Any]]:
+    return record.read_lines(folder(fed, run) / record.ROUNDS)[0]
+
+
+def accepted(fed: Federation, run: str) -> list[list[str]]:
+    return [line["federation"]["accepted"] for line in lines_of(fed, run)]
+
+
+def events_of(fed: Federation, run: str, *kinds: str) -> list[dict[str, Any]]:
+    found = events.read(folder(fed, run) / "events.jsonl")
+    return [event for event in found if event["event"] in kinds]
+
+
+def server_of(fed: Federation, run: str) -> Tree:
+    values = config.to_dict(config.resolve(folder(fed, run) / record.EXPERIMENT))
+    content = (folder(fed, run) / record.STATE).read_bytes()
+    tensors = checkpoint.decode(content, values, "checkpoint").tensors
+    return {name.removeprefix("server.0."): value for name, value in tensors.items()}
+
+
+def simulated(**settings: Any) -> Tree:
+    flags = {**SPLIT, **QUICK, **settings, "runtime": "loop"}
+    return rounds.train(config.resolve(flags=flags)).servers[0]
+
+
+def assert_same(fed: Federation, run: str, wanted: Mapping[str, torch.Tensor]) -> None:
+    found = server_of(fed, run)
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+def until(true: Callable[[], bool], seconds: float = 90.0) -> None:
+    """Wait for it."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def training(process: Process, round_: int) -> Callable[[], bool]:
+    """Whether a client is at work on that round of the run it was asked for last."""
+
+    def busy() -> bool:
+        run = process.said().rpartition(f", ROUND {round_}]")[2]
+        return "Receiving: train" in run and "Sent successfully" not in run
+
+    return busy
+
+
+def freeze(process: Process, sign: signal.Signals) -> None:
+    assert process.process is not None
+    for pid in family(process.process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, sign)
+
+
+@pytest.mark.parametrize("method", ["coreset-pfedbayes", "fedavg"])
+def test_the_simulations_numbers(fed: Federation, method: str) -> None:
+    experiment(fed, method=method)
+    ruled(fed)
+    run = f"plain-{method}"
+    code, said = fed.run("--name", run)
+    assert code == 0, said
+    assert_same(fed, run, simulated(method=method))
+    summary = json.loads((folder(fed, run) / record.SUMMARY).read_text())
+    assert summary["metrics"]["global_accuracy"]["mean"] > 0.1
+    assert accepted(fed, run) == [list(NAMES)] * 3
+
+
+LONG = {"method": "pfedbayes", "rounds": 3, "local_steps": 300, "evaluate_every": 3}
+"""Rounds of some tenths of a second or more, so that there is something to kill."""
+
+
+def test_a_client_killed_in_training_is_left_out_and_rejoins(fed: Federation) -> None:
+    experiment(fed, **{**LONG, "rounds": 5})
+    ruled(fed, quorum=0.6, deadline=10.0)
+    run = fed.begin("run", "--name", "killed-client")
+    bob = fed.clients["bob"]
+    until(training(bob, 2))
+    bob.kill9()
+    bob.start()
+    assert run.wait(180) == 0, run.said()
+    took_part = ["bob" in names for names in accepted(fed, "killed-client")]
+    assert took_part[0] and not took_part[1] and took_part[-1]
+    missing = events_of(fed, "killed-client", "missing")
+    assert {(event["round"], event["client"]) for event in missing} >= {(2, "bob")}
+    assert "bob missing" in run.said()
+
+
+def test_with_a_full_quorum_a_kill_changes_nothing(fed: Federation) -> None:
+    """The round is asked again until the client is back, which answers as it would have."""
+    experiment(fed, **LONG)
+    ruled(fed, deadline=10.0)
+    run = fed.begin("run", "--name", "asked-again")
+    alice = fed.clients["alice"]
+    until(training(alice, 2))
+    alice.kill9()
+    alice.start()
+    assert run.wait(180) == 0, run.said()
+    assert events_of(fed, "asked-again", "no-quorum")
+    assert_same(fed, "asked-again", simulated(**LONG))
+
+
+def test_a_killed_training_process_alone(fed: Federation) -> None:
+    """The SuperNode lives on, and says that its process died."""
+    experiment(fed, **LONG)
+    ruled(fed, quorum=0.6, deadline=10.0)
+    run = fed.begin("run", "--name", "killed-app")
+    carol = fed.clients["carol"]
+    until(training(carol, 2))
+    time.sleep(0.3)
+    assert carol.process is not None
+    leaves = [pid for pid in family(carol.process.pid) if len(family(pid)) == 1]
+    os.kill(max(leaves), signal.SIGKILL)  # the youngest: the one that trains
+    assert run.wait(180) == 0, run.said()
+    names = [event["client"] for event in events_of(fed, "killed-app", "missing")]
+    assert set(names) == {"carol"}
+
+
+def test_a_killed_server_goes_on_to_the_same_result(fed: Federation) -> None:
+    experiment(fed, **LONG)
+    ruled(fed)
+    run = fed.begin("run", "--name", "killed-server")
+    until(lambda: len(lines_of(fed, "killed-server")) >= 1)
+    until(training(fed.clients["bob"], 2))
+    fed.server.kill9()
+    run.gone()
+    done = len(lines_of(fed, "killed-server"))
+    assert 1 <= done < 3
+    fed.server.start()
+    fed.wait_ready()
+    code, said = fed.command("resume", "--name", "killed-server", seconds=180)
+    assert code == 0, said
+    assert events_of(fed, "killed-server", "resumed")
+    assert_same(fed, "killed-server", simulated(**LONG))
+
+
+def test_a_client_that_never_answers_is_named_and_its_late_answer_left_out(
+    fed: Federation,
+) -> None:
+    experiment(fed, **{**LONG, "rounds": 5})
+    ruled(fed, quorum=0.6, deadline=8.0)
+    run = fed.begin("run", "--name", "frozen")
+    alice = fed.clients["alice"]
+    until(training(alice, 1))
+    freeze(alice, signal.SIGSTOP)
+    try:
+        until(lambda: len(lines_of(fed, "frozen")) >= 1)
+    finally:
+        freeze(alice, signal.SIGCONT)
+    assert run.wait(180) == 0, run.said()
+    first = lines_of(fed, "frozen")[0]["federation"]
+    assert first["accepted"] == ["bob", "carol"]
+    assert "no answer within 8 s" in first["lost"]["alice"]
+    assert "alice" in accepted(fed, "frozen")[-1]
+    assert [event["client"] for event in events_of(fed, "frozen", "late")] == ["alice"]
+
+
+def test_a_full_disk_at_a_client(fed: Federation) -> None:
+    """No file may grow beyond 150 kB for a while: its state, twice that, cannot be kept."""
+    experiment(fed, **LONG, hidden=[128])
+    ruled(fed, quorum=0.6)
+    carol = fed.clients["carol"]
+    assert carol.process is not None
+    carol.restart()  # its log starts small again
+    fed.wait_connected("carol")
+    run = fed.begin("run", "--name", "full-disk")
+    until(lambda: len(lines_of(fed, "full-disk")) >= 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(bounds: tuple[int, int]) -> None:
+        for pid in family(carol.process.pid):  # type: ignore[union-attr]
+            with suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, bounds)
+
+    limit((150_000, before[1]))
+    until(lambda: len(lines_of(fed, "full-disk")) >= 2)
+    limit(before)
+    assert run.wait(180) == 0, run.said()
+    refused = events_of(fed, "full-disk", "refused")
+    assert refused and {event["client"] for event in refused} == {"carol"}
+    assert "its own log says why" in refused[0]["reason"]
+    assert "Cannot write" in carol.said() and "is kept" in carol.said()
+    assert "carol" in accepted(fed, "full-disk")[0]
+
+
+BAD = """
+import importlib.util, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != "corefed.federation.client":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            honest = module.answer
+
+            def answer(task, place):
+                import torch
+
+                reply = honest(task, place)
+                if task.kind != "train" or task.round != 1:
+                    return reply
+                ((key, value),) = reply.tree.items()
+                return reply._replace(tree={key: CHANGED})
+
+            module.answer = answer
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder())
+"""
+"""A sitecustomize.py: whoever imports the client's half gets one that cheats in a second round."""
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ("torch.full_like(value, float('nan'))", "not finite"),
+        ("torch.zeros(1 << 28)", "more than"),  # a gigabyte
+    ],
+)
+def test_a_bad_client_over_the_wire(
+    fed: Federation, tmp_path: Path, changed: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BAD.replace("CHANGED", changed))
+    experiment(fed, method="pfedbayes")
+    ruled(fed, quorum=0.6)
+    bob = fed.clients["bob"]
+    bob.stop()
+    with monkeypatch.context() as patched:
+        patched.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+        bob.start()
+    fed.wait_connected("bob")
+    name = f"bad-{len(changed)}"
+    code, said = fed.run("--name", name, seconds=180)
+    bob.restart()
+    assert code == 0, said
+    second = lines_of(fed, name)[1]["federation"]
+    assert second["accepted"] == ["alice", "carol"]
+    assert words in second["lost"]["bob"]
+    assert accepted(fed, name)[2] == list(NAMES)
+    assert server_of(fed, name)["v"].isfinite().all()
