@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from corefed.federation import creating
-from corefed.federation.processes import family
+from corefed.federation.operate import creating
+from corefed.federation.operate.processes import family
 
 PATIENCE = 90.0
 """Seconds for a program to start; machines that run tests are busy."""

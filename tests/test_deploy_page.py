@@ -35,7 +35,7 @@ def end(group: int) -> None:
             time.sleep(0.1)
 
 
-@pytest.mark.xdist_group("federation")
+@pytest.mark.federation
 def test_the_commands_as_they_stand_there(tmp_path: Path) -> None:
     found = re.search(r"<!-- executed -->\n```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None

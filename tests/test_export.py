@@ -15,7 +15,7 @@ from commands import corefed
 from corefed import config, experiment
 from corefed.data import clients, datasets, export, partition
 from corefed.errors import UserError
-from corefed.federation import local_data
+from corefed.federation.reading import local_data
 
 
 @pytest.mark.parametrize("spec", ["iid", "labels:2", "shards-small"])

@@ -26,11 +26,11 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from corefed import record
 from corefed.config import resolve
-from corefed.federation import certificates, processes, registering
-from corefed.federation.fence import BODY
-from corefed.federation.folder import Server
+from corefed.federation.engine.fence import BODY
+from corefed.federation.operate import certificates, processes, registering
+from corefed.federation.operate.folder import Server
 
-pytestmark = pytest.mark.xdist_group("federation")
+pytestmark = pytest.mark.federation
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_client_with_another_federations_ca_does_not_talk(
     fed.others.append(process.start())
     assert process.wait() == 2
     assert "does not vouch for" in process.said()
-    assert "corefed.federation.node" not in process.said()  # no SuperNode was started
+    assert "corefed.federation.engine.node" not in process.said()  # no SuperNode was started
 
 
 # The network
@@ -364,7 +364,7 @@ def test_a_folder_has_one_server_and_a_client_one_process(fed: Federation) -> No
 
 def test_refusals_are_told_with_names(tmp_path: Path) -> None:
     """What the fence writes is what the training reads, by client, since its last question."""
-    from corefed.federation import creating
+    from corefed.federation.operate import creating
 
     creating.create(tmp_path / "fed", ["alice", "bob"], "127.0.0.1:8000")
     server = Server.read(tmp_path / "fed")

@@ -13,7 +13,7 @@ from test_runtimes import FEATURES, Row, build, every_method, federation, loop
 from torch import Tensor
 
 from corefed.bayes import gaussian
-from corefed.federation import checks, metric
+from corefed.federation.trust import checks, metric
 from corefed.rng import SERVER, Streams, Who
 from corefed.types import Tree, Update
 

@@ -15,10 +15,10 @@ from commands import corefed
 from federation_processes import Federation
 
 from corefed import record
-from corefed.federation import creating, following, processes, serving
-from corefed.federation.folder import Client, Server
+from corefed.federation.operate import creating, following, processes, serving
+from corefed.federation.operate.folder import Client, Server
 
-real = pytest.mark.xdist_group("federation")
+real = pytest.mark.federation
 """Tests with the federation that several share."""
 
 
@@ -187,7 +187,7 @@ def test_data_are_looked_at_before_anything_is_started(
     result = corefed("federation", "client", made / "clients" / "bob", "--data", tmp_path / name)
     assert result.code == 2
     assert sentence in result.err
-    assert "corefed.federation.node" not in result.err
+    assert "corefed.federation.engine.node" not in result.err
 
 
 def test_a_device_that_is_not_there(made: Path, tmp_path: Path) -> None:

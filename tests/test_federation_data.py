@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from corefed.data import datasets
 from corefed.data.datasets import Dataset
 from corefed.errors import UserError
-from corefed.federation import agreement as agreements
-from corefed.federation import classes as naming
-from corefed.federation import local_data
-from corefed.federation.local_data import LocalData, agree, describe, fingerprint, fit
 from corefed.federation.protocol import Agreement
+from corefed.federation.reading import agreement as agreements
+from corefed.federation.reading import classes as naming
+from corefed.federation.reading import local_data
+from corefed.federation.reading.local_data import LocalData, agree, describe, fingerprint, fit
 
 X = np.arange(24.0).reshape(8, 3)
 Y = np.array([2, 10, 2, 10, 10, 2, 7, 7])

@@ -26,7 +26,7 @@ from corefed.federation import events
 from corefed.runtime import rounds
 from corefed.types import Tree
 
-pytestmark = pytest.mark.xdist_group("federation")
+pytestmark = pytest.mark.federation
 
 SPLIT: dict[str, Any] = {"data": "digits", "partition": "iid", "clients": 3}
 QUICK: dict[str, Any] = {

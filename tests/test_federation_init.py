@@ -23,9 +23,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from corefed.config import resolve
 from corefed.errors import UserError
-from corefed.federation import certificates, creating, folder
-from corefed.federation.address import Address
-from corefed.federation.folder import Client, Server
+from corefed.federation.operate import certificates, creating, folder
+from corefed.federation.operate.address import Address
+from corefed.federation.operate.folder import Client, Server
 from corefed.federation.rules import Rules
 
 NAMES = ["alice", "bob", "carol-2"]

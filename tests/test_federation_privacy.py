@@ -22,7 +22,7 @@ from corefed import config, files, pages
 from corefed.errors import UserError
 from corefed.evaluate import evaluate
 from corefed.experiment import prepare
-from corefed.federation import checks, metric, privacy
+from corefed.federation.trust import checks, metric, privacy
 from corefed.rng import SERVER, Streams, Who
 from corefed.types import Tree, Update
 

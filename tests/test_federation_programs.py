@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from corefed.federation import fence, node, patching, sandbox, warm
-from corefed.federation.sandbox import Order
+from corefed.federation.engine import fence, node, patching, sandbox, warm
+from corefed.federation.engine.sandbox import Order
 
 # Fence
 
@@ -191,7 +191,7 @@ def test_what_a_task_would_install_and_load_is_replaced() -> None:
     """Every name by which Flower's runners reach a bundle leads elsewhere."""
     code = """
 from importlib import import_module
-from corefed.federation import sandbox
+from corefed.federation.engine import sandbox
 sandbox.prepare(sandbox.CLIENT)
 client = import_module("flwr.supernode.runtime.run_clientapp")
 import corefed.runtime.flower as ours
@@ -251,7 +251,7 @@ def test_orders_travel_whole() -> None:
 
 NURSERY = """
 import os, socket, sys, time
-from corefed.federation import sandbox, warm
+from corefed.federation.engine import sandbox, warm
 os.environ["COREFED_CLIENT"] = "/nowhere"
 sandbox.prepare = lambda kind: None
 warm._import_all = lambda: None
@@ -316,7 +316,7 @@ def test_what_a_nursery_imports_starts_nothing(variable: str) -> None:
     """A fork has one thread, and no GPU that was in use before it."""
     code = """
 import threading
-from corefed.federation import sandbox, warm
+from corefed.federation.engine import sandbox, warm
 sandbox.prepare(sandbox.allowed())
 warm._import_all()
 import torch
@@ -410,7 +410,7 @@ def test_a_session_is_signed_off_by_the_machine_that_had_it(
 def test_a_process_follows_its_parent() -> None:
     code = """
 import os, sys, time
-from corefed.federation import parent
+from corefed.federation.engine import parent
 if os.fork() == 0:
     parent.follow()
     print(os.getpid(), flush=True)

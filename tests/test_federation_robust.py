@@ -19,8 +19,8 @@ from torch import Tensor
 from corefed.bayes import gaussian
 from corefed.bayes.likelihood import Categorical
 from corefed.errors import UserError
-from corefed.federation import metric, robust
 from corefed.federation.rules import Rules
+from corefed.federation.trust import metric, robust
 from corefed.methods import fedavg, pfedbayes
 from corefed.models import mlp
 from corefed.rng import SERVER, Streams, Who

@@ -22,8 +22,9 @@ from flwr.app import Message
 from corefed import checkpoint, config, record, report
 from corefed.bayes.likelihood import Categorical
 from corefed.errors import UserError
-from corefed.federation import events, metric, privacy
+from corefed.federation import events
 from corefed.federation.rules import Rules
+from corefed.federation.trust import metric, privacy
 from corefed.methods import pfedbayes, registry
 from corefed.models import mlp
 from corefed.rng import SERVER, Streams, Who

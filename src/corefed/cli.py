@@ -17,7 +17,7 @@ import typer
 from corefed import __version__
 from corefed.coreset.solvers import DEFAULT, SOLVERS
 from corefed.errors import UserError
-from corefed.federation.commands import app as federation
+from corefed.federation.operate.commands import app as federation
 from corefed.methods.registry import METHODS
 from corefed.reproduce import NAMES
 

@@ -26,9 +26,11 @@ from corefed import config, experiment
 from corefed.config import Experiment
 from corefed.errors import UserError
 from corefed.evaluate import of_clients
-from corefed.federation import digest, local_data, privacy
+from corefed.federation import digest
 from corefed.federation.protocol import Reply, Task
+from corefed.federation.reading import local_data
 from corefed.federation.store import Store
+from corefed.federation.trust import privacy
 from corefed.methods import registry
 from corefed.rng import SERVER, Streams, Who
 from corefed.runtime import wire

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from corefed import config, files
 from corefed.config import Experiment
 from corefed.errors import UserError
-from corefed.federation import local_data
 from corefed.federation.events import Log
 from corefed.federation.link import Link, mismatch, wait_for
 from corefed.federation.protocol import Agreement, Task
+from corefed.federation.reading import local_data
 from corefed.federation.rules import Rules
 
 AGREEMENT = "agreement.json"

@@ -27,12 +27,13 @@ from corefed import checkpoint, config, evaluate, record, rng
 from corefed.config import Experiment
 from corefed.errors import UserError
 from corefed.experiment import network
-from corefed.federation import answers, checks, joining, privacy, robust
+from corefed.federation import answers, joining
 from corefed.federation.events import Log
 from corefed.federation.link import Link, mismatch, wait_for
 from corefed.federation.protocol import Agreement, Reply, Task
 from corefed.federation.rules import Rules
-from corefed.federation.spent import spent
+from corefed.federation.trust import checks, privacy, robust
+from corefed.federation.trust.spent import spent
 from corefed.methods import registry
 from corefed.rng import SERVER, Streams, Who
 from corefed.runtime import wire

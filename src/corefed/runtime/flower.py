@@ -25,7 +25,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from corefed import __version__
-from corefed.federation.patching import replace
+from corefed.federation.engine.patching import replace
 from corefed.federation.protocol import VERSION, Agreement, Kind, Reply, Task
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _evaluate(message: Message, context: Context) -> Message:
 
 
 def _answer(message: Message) -> Message:
-    from corefed.federation import folder
+    from corefed.federation.operate import folder
 
     return answered(message, folder.Client.from_environment().place())
 
@@ -82,7 +82,8 @@ def answered(message: Message, place: Place) -> Message:
 
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
-    from corefed.federation import folder, server
+    from corefed.federation import server
+    from corefed.federation.operate import folder
 
     here = folder.Server.from_environment()
     path = here.run_folder(str(context.run_config.get("run", "")))

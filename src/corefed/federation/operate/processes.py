@@ -31,8 +31,8 @@ from typing import Any
 
 from corefed import files
 from corefed.errors import UserError
-from corefed.federation.address import Address
-from corefed.federation.folder import Client, Server
+from corefed.federation.operate.address import Address
+from corefed.federation.operate.folder import Client, Server
 
 LINK = "corefed"
 """Name of the connection in Flower's own configuration."""
@@ -63,7 +63,7 @@ def require_flower() -> None:
 
 def superlink(server: Server) -> list[str]:
     return [
-        *(sys.executable, "-m", "corefed.federation.fence"),
+        *(sys.executable, "-m", "corefed.federation.engine.fence"),
         *("--host", server.bind, "--port", str(server.address.port)),
         *("--ssl-ca-certfile", str(server.path / "ca.crt")),
         *("--ssl-certfile", str(server.path / "server.crt")),
@@ -76,7 +76,7 @@ def superlink(server: Server) -> list[str]:
 
 def supernode(client: Client) -> list[str]:
     return [
-        *(sys.executable, "-m", "corefed.federation.node"),
+        *(sys.executable, "-m", "corefed.federation.engine.node"),
         *("--superlink", str(client.address)),
         *("--root-certificates", str(client.path / "ca.crt")),
         *("--auth-supernode-private-key", str(client.path / "key")),
@@ -113,7 +113,7 @@ def _environment(path: Path) -> dict[str, str]:
 def prepare_home(path: Path, server: Server | None = None) -> None:
     """FLWR_HOME with our `flower-superexec`, and the connection that `flwr` uses."""
     home = path / "flower"
-    program = '#!/bin/sh\nexec {} -m corefed.federation.warm "$@"\n'
+    program = '#!/bin/sh\nexec {} -m corefed.federation.engine.warm "$@"\n'
     try:
         (home / "bin").mkdir(mode=0o700, parents=True, exist_ok=True)
         text = program.format(shlex.quote(sys.executable))

@@ -1,4 +1,4 @@
-"""A look at a client's device and data before it connects: `python -m corefed.federation.look`.
+"""A look at a client's device and data before it connects, in a process of its own.
 
 Prints one line about the data, or the sentence why they cannot be used and ends with code 2.
 """
@@ -12,8 +12,9 @@ from corefed.errors import UserError
 
 def main() -> int:
     from corefed import experiment
-    from corefed.federation import folder, local_data
     from corefed.federation.client import SPLIT_SEED
+    from corefed.federation.operate import folder
+    from corefed.federation.reading import local_data
 
     try:
         place = folder.Client.from_environment().place()

@@ -18,8 +18,8 @@ from pathlib import Path
 from corefed import files
 from corefed.config import Experiment, resolve, to_toml
 from corefed.errors import UserError
-from corefed.federation import certificates, folder, settings, texts
-from corefed.federation.address import Address
+from corefed.federation.operate import certificates, folder, settings, texts
+from corefed.federation.operate.address import Address
 from corefed.federation.rules import Rules
 from corefed.federation.rules import resolve as resolve_rules
 

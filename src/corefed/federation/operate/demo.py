@@ -21,7 +21,7 @@ from pathlib import Path
 
 from corefed import record, report
 from corefed.errors import UserError
-from corefed.federation.processes import family, free_port
+from corefed.federation.operate.processes import family, free_port
 
 CLIENTS = ("alice", "bob", "carol")
 VICTIM = "bob"

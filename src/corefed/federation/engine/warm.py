@@ -27,8 +27,8 @@ import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from corefed.federation import patching, sandbox
-from corefed.federation.sandbox import Order
+from corefed.federation.engine import patching, sandbox
+from corefed.federation.engine.sandbox import Order
 
 if TYPE_CHECKING:
     from flwr.supercore.constant import TaskType
@@ -80,7 +80,7 @@ class Executor:
         return LaunchResult.accepted()
 
     def _launch_slowly(self, order: Order) -> None:
-        command = [sys.executable, "-m", "corefed.federation.sandbox"]
+        command = [sys.executable, "-m", "corefed.federation.engine.sandbox"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         assert process.stdin is not None
         with process.stdin as pipe:

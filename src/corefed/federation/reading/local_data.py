@@ -23,10 +23,11 @@ from corefed import rng
 from corefed.data import datasets
 from corefed.data.datasets import Dataset
 from corefed.errors import UserError
-from corefed.federation import classes as naming
-from corefed.federation import digest, npz, table
-from corefed.federation.agreement import agree, moments
+from corefed.federation import digest
 from corefed.federation.protocol import Agreement
+from corefed.federation.reading import classes as naming
+from corefed.federation.reading import npz, table
+from corefed.federation.reading.agreement import agree, moments
 from corefed.types import ClientData
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from corefed.federation import metric
+from corefed.federation.trust import metric
 from corefed.types import ClientData, Method, Tree
 
 Form = tuple[torch.Size, torch.dtype]

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 
 from corefed import files, ranges
 from corefed.errors import UserError
-from corefed.federation import rules, settings
-from corefed.federation.address import LISTEN, Address, listening
+from corefed.federation import rules
+from corefed.federation.operate import settings
+from corefed.federation.operate.address import LISTEN, Address, listening
 from corefed.federation.rules import Rules
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Server:
 
     def keys(self) -> dict[bytes, str]:
         """Public key, as Flower gives a node's, -> name."""
-        from corefed.federation.certificates import identity
+        from corefed.federation.operate.certificates import identity
 
         found: dict[bytes, str] = {}
         for name, path in self.public_keys().items():

@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from corefed.errors import UserError
-from corefed.federation import metric
 from corefed.federation.rules import Rules
+from corefed.federation.trust import metric
 from corefed.rng import SERVER
 from corefed.types import Method, Tree, Update
 

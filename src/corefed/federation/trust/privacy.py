@@ -46,7 +46,7 @@ from torch import Tensor
 
 from corefed import files
 from corefed.errors import UserError
-from corefed.federation import metric
+from corefed.federation.trust import metric
 from corefed.types import Method, Tree, Update
 
 Normals = Callable[[int], Tensor]

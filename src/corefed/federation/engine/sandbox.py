@@ -6,8 +6,8 @@ but what they would install and load is replaced: the bundle is neither written 
 the app is `corefed.runtime.flower`, of this machine's own installation. A server can so ask a
 client for what `corefed.federation.protocol` has, and for no more.
 
-`python -m corefed.federation.sandbox` does one task, read from stdin as JSON; `warm.py` does the
-same in processes that need not import anything.
+`python -m corefed.federation.engine.sandbox` does one task, read from stdin as JSON; `warm.py` does
+the same in processes that need not import anything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from corefed.federation import patching
+from corefed.federation.engine import patching
 
 if TYPE_CHECKING:
     from flwr.app import Context

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from corefed.data.datasets import Dataset
 from corefed.errors import UserError
-from corefed.federation import classes
+from corefed.federation.reading import classes
 
 Array = npt.NDArray[Any]
 MEANT = "X and y, or X_train and y_train, and with these X_test and y_test where there are any"

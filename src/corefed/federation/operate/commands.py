@@ -68,7 +68,7 @@ def init(
     ] = None,
 ) -> None:
     """Make a federation: certificates, keys, settings, and what to copy where."""
-    from corefed.federation import creating, processes
+    from corefed.federation.operate import creating, processes
 
     processes.require_flower()
     names = [name for word in clients for name in word.split(",") if name]
@@ -83,7 +83,7 @@ def add(
     directory: Folder, name: Annotated[str, typer.Argument(help="Name of the new client.")]
 ) -> None:
     """Make another client for a federation; a server that runs takes it within seconds."""
-    from corefed.federation import creating, processes
+    from corefed.federation.operate import creating, processes
 
     processes.require_flower()
     typer.echo(f"written to {creating.add(directory, name)}; copy it to the client's machine")
@@ -94,7 +94,7 @@ def remove(
     directory: Folder, name: Annotated[str, typer.Argument(help="Name of the client.")]
 ) -> None:
     """Exclude a client for good: it gets no tasks, and its key is not admitted again."""
-    from corefed.federation import folder, processes, registering
+    from corefed.federation.operate import folder, processes, registering
 
     processes.require_flower()
     typer.echo(registering.remove(folder.Server.read(directory), name))
@@ -103,7 +103,7 @@ def remove(
 @app.command()
 def renew(directory: Folder) -> None:
     """Sign another certificate for the server, before the old one expires."""
-    from corefed.federation import creating, processes
+    from corefed.federation.operate import creating, processes
 
     processes.require_flower()
     creating.renew(directory)
@@ -113,7 +113,7 @@ def renew(directory: Folder) -> None:
 @app.command()
 def server(directory: Folder) -> None:
     """Run the server (Flower's SuperLink) until Ctrl-C."""
-    from corefed.federation import serving
+    from corefed.federation.operate import serving
 
     raise typer.Exit(serving.serve(directory))
 
@@ -127,7 +127,7 @@ def client(
     ] = None,
 ) -> None:
     """Run a client (Flower's SuperNode) until Ctrl-C. DIR is the client's own folder."""
-    from corefed.federation import serving
+    from corefed.federation.operate import serving
 
     raise typer.Exit(serving.join(directory, data, device))
 
@@ -141,7 +141,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train the experiment of DIR/server/experiment.toml and follow it, on the server's machine."""
-    from corefed.federation import following
+    from corefed.federation.operate import following
 
     raise typer.Exit(following.start(directory, name, assignments or [], json=json, quiet=quiet))
 
@@ -155,7 +155,7 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run, the last one if none is named, from its last finished round."""
-    from corefed.federation import following
+    from corefed.federation.operate import following
 
     raise typer.Exit(following.resume(directory, name, rounds, json=json, quiet=quiet))
 
@@ -164,7 +164,7 @@ def resume(
 def status(directory: Folder, json: Json = False) -> None:
     """Say who is connected, which runs there are, and who is missing."""
     from corefed import report
-    from corefed.federation import status as about
+    from corefed.federation.operate import status as about
 
     found = about.status(directory, quiet=json)
     if json:
@@ -178,7 +178,7 @@ def status(directory: Folder, json: Json = False) -> None:
 @app.command()
 def stop(directory: Folder, name: Run = None) -> None:
     """End the training that is going on; it can be resumed."""
-    from corefed.federation import following
+    from corefed.federation.operate import following
 
     following.stop(directory, name)
 
@@ -190,7 +190,7 @@ def demo(
     ),
 ) -> None:
     """A whole federation on this machine, with a client killed on the way, beside a simulation."""
-    from corefed.federation import demo, processes
+    from corefed.federation.operate import demo, processes
 
     processes.require_flower()
     raise typer.Exit(demo.main(out))

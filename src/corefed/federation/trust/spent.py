@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from corefed.federation import privacy
 from corefed.federation.rules import Rules
+from corefed.federation.trust import privacy
 
 
 def spent(

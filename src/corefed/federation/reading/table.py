@@ -23,7 +23,7 @@ from torch import Tensor
 
 from corefed.data.datasets import Dataset
 from corefed.errors import UserError
-from corefed.federation import classes
+from corefed.federation.reading import classes
 
 MISSING = frozenset({"", "?", ".", "-", "na", "n/a", "nan", "null", "none"})
 """What people write where there is no value, in small letters."""

@@ -1,8 +1,11 @@
-"""SuperNode, run with a few changes: `python -m corefed.federation.node <arguments of SuperNode>`.
+"""SuperNode with a few changes: `python -m corefed.federation.engine.node <its arguments>`.
 
     polling     Flower asks for a message every 3 s; here it waits a tenth of the time since the
                 last one, between 0.2 and 3 s: quick in a round, quiet between runs
     heartbeats  the client's own interval; the server counts it as gone after twice as long
+    answering   Flower takes any answer that is there for that to the last message. One that a
+                stopped run left would be sent in its place, and every later one a message late;
+                here the next message is taken only when the last one has been answered
     rejoining   after kill -9 Flower refuses a client until its old session has run out; here the
                 client first signs off what its own folder says was its session
 
@@ -22,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from corefed import files
-from corefed.federation import parent, patching
+from corefed.federation.engine import parent, patching
 
 SESSION = "flower/session.json"
 QUICK, SLOW = 0.2, 3.0
@@ -45,6 +48,34 @@ class Waiting:
             time.sleep(min(SLOW, max(QUICK, idle / 10)))
 
 
+class Answering:
+    """Flower's two halves of a turn, of which the second ends when this message is answered."""
+
+    def __init__(self, module: Any) -> None:
+        self._pull, self._push = module._pull_and_store_message, module._push_messages
+        self.asked = ""
+
+    def pull(self, *, receive: Any, **rest: Any) -> int | None:
+        def noted() -> Any:
+            received = receive()
+            if received is not None:
+                self.asked = received[0].metadata.message_id
+            return received
+
+        run: int | None = self._pull(receive=noted, **rest)
+        return run
+
+    def push(self, *, send: Any, **rest: Any) -> None:
+        answered: set[str] = set()
+
+        def noted(message: Any, *more: Any) -> Any:
+            answered.add(message.metadata.reply_to_message_id)
+            return send(message, *more)
+
+        while self.asked not in answered:
+            self._push(send=noted, **rest)
+
+
 def main() -> None:
     parent.follow()
     patching.check_version()
@@ -56,12 +87,14 @@ def main() -> None:
     interval = int(os.environ["COREFED_HEARTBEAT"])
     for module in (heartbeat, fleet_http_connection):
         patching.replace(module, HEARTBEAT_DEFAULT_INTERVAL=interval)
-    waiting = Waiting()
+    waiting, answering = Waiting(), Answering(start_client_internal)
     session = Path(os.environ["COREFED_CLIENT"]) / SESSION
     patching.replace(
         start_client_internal,
         time=SimpleNamespace(sleep=waiting.sleep),
         http_request_response=_rejoining(fleet_http_connection, session),
+        _pull_and_store_message=answering.pull,
+        _push_messages=answering.push,
     )
     flower_supernode()
 

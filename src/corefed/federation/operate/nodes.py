@@ -1,4 +1,4 @@
-"""The nodes that Flower knows, by their keys: `python -m corefed.federation.nodes` prints them.
+"""The nodes that Flower knows, by their keys, printed as JSON by a process of its own.
 
 `flwr supernode list` leaves keys and names out, so this asks the same API for the same list.
 """

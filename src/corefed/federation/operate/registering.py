@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from corefed.errors import UserError
-from corefed.federation import processes
-from corefed.federation.folder import Server
+from corefed.federation.operate import processes
+from corefed.federation.operate.folder import Server
 
 REMOVED = "unregistered"
 
@@ -36,7 +36,7 @@ def digests(server: Server) -> dict[str, str]:
 def nodes(server: Server) -> dict[bytes, Node]:
     """Public key -> what Flower says about it."""
     done = subprocess.run(
-        [sys.executable, "-m", "corefed.federation.nodes"],
+        [sys.executable, "-m", "corefed.federation.operate.nodes"],
         env=processes.server_environment(server),
         capture_output=True,
         text=True,

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from corefed.data.clients import SCALES
 from corefed.errors import UserError
-from corefed.federation import classes as naming
 from corefed.federation.protocol import Agreement
+from corefed.federation.reading import classes as naming
 
 MOST_VALUES = 2**53
 """Of a client: numbers above this are not counted exactly, and nobody has them."""

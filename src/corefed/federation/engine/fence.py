@@ -1,4 +1,4 @@
-"""SuperLink behind a fence: `python -m corefed.federation.fence <arguments of SuperLink>`.
+"""SuperLink behind a fence: `python -m corefed.federation.engine.fence <arguments of SuperLink>`.
 
 Flower serves three APIs on one port: the clients' (fleet), that of its own processes (runtime), and
 the operator's (control), which has no authentication: whoever reaches it can start and stop runs
@@ -25,8 +25,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from corefed.federation import parent, patching
-from corefed.federation.folder import LIMIT, REFUSED
+from corefed.federation.engine import parent, patching
+from corefed.federation.operate.folder import LIMIT, REFUSED
 
 BODY = 16 << 20
 """Bytes of a request; Flower sends arrays in pieces of 5 MiB."""

@@ -16,10 +16,11 @@ from typing import Any
 from corefed import files, record, report, running
 from corefed.config import Experiment, resolve
 from corefed.errors import UserError
-from corefed.federation import events, processes
-from corefed.federation.creating import LOCAL
-from corefed.federation.folder import Server, check_run, exclusively, started
-from corefed.federation.processes import LINK, say
+from corefed.federation import events
+from corefed.federation.operate import processes
+from corefed.federation.operate.creating import LOCAL
+from corefed.federation.operate.folder import Server, check_run, exclusively, started
+from corefed.federation.operate.processes import LINK, say
 
 EVENTS, SUBMITTED = "events.jsonl", "flower.json"
 LOOK = 0.3

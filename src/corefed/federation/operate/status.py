@@ -8,8 +8,9 @@ from typing import Any
 from rich.table import Table
 
 from corefed import record
-from corefed.federation import events, following, processes, registering, settings
-from corefed.federation.folder import Server
+from corefed.federation import events
+from corefed.federation.operate import following, processes, registering, settings
+from corefed.federation.operate.folder import Server
 
 WORDS = {
     "online": "connected",

@@ -14,10 +14,10 @@ from pathlib import Path
 from urllib.request import getproxies, proxy_bypass
 
 from corefed.errors import UserError
-from corefed.federation import processes, registering
-from corefed.federation.certificates import days_left
-from corefed.federation.folder import Client, Server, exclusively
-from corefed.federation.processes import Program, say
+from corefed.federation.operate import processes, registering
+from corefed.federation.operate.certificates import days_left
+from corefed.federation.operate.folder import Client, Server, exclusively
+from corefed.federation.operate.processes import Program, say
 
 START = 90.0
 """Seconds SuperLink has to answer; importing Flower on a busy machine takes some."""
@@ -106,7 +106,7 @@ def join(directory: Path, data: str, device: str | None) -> int:
 
 def look(environment: Mapping[str, str]) -> None:
     """Read the data once, in a process of its own, to refuse them before the server asks."""
-    command = [sys.executable, "-m", "corefed.federation.look"]
+    command = [sys.executable, "-m", "corefed.federation.operate.look"]
     done = subprocess.run(command, env=dict(environment), stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise UserError(done.stdout.strip() or "The data cannot be read.")

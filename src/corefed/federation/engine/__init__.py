@@ -1,0 +1,1 @@
+"""Flower's programs with what we need and Flower has no setting for."""

@@ -1,0 +1,1 @@
+"""What a client reads on its own machine, and what all clients' data have in common."""

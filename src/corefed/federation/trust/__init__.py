@@ -1,0 +1,1 @@
+"""What a server believes of its clients, and what a client keeps from its server."""
