@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from federation_inprocess import LOST, QUICK, Folders, changed, federation
@@ -201,6 +202,26 @@ def test_a_client_that_lost_its_state_begins_anew(tmp_path: Path) -> None:
 
     folders.grid.tamper = forget
     assert folders.federate()["rounds"] == 3
+
+
+def test_data_that_change_during_a_run_are_noticed(tmp_path: Path) -> None:
+    """A coreset's weights refer to rows: those of another order would be trained on silently."""
+    folders = federation(tmp_path, with_small("coreset-pfedbayes"))
+    file = tmp_path / "data" / "client-1.npz"
+
+    def shuffle(name: str, reply: Message) -> Message:
+        train = reply.metadata.message_type == "train"
+        if train and name == "client-2" and reply.metadata.group_id == "1":
+            arrays = dict(np.load(file))
+            np.savez(file, **{key: value[::-1] for key, value in arrays.items()})
+        return reply
+
+    folders.grid.tamper = shuffle
+    folders.federate()
+    assert "client-1" in lines_of(folders)[0]["federation"]["accepted"]
+    assert "client-1" not in lines_of(folders)[1]["federation"]["accepted"]
+    refused = [event["client"] for event in events_of(folders, "refused")]
+    assert refused and set(refused) == {"client-1"}
 
 
 # Clients that do not answer

@@ -4,7 +4,8 @@
     client.py     the client's half: data, private state (store.py), one answer a task
     server.py     the server's half: rounds with deadlines, quorum, checks, checkpoints
                   (joining.py: before the first round; answers.py: figures that clients claim)
-    rules.py      what the server's operator decides      events.py  who was missing, refused, late
+    rules.py      what the server's operator decides (settings.py: tables of TOML files)
+    events.py     who was missing, refused or late
     trust/        checks, the metric between posteriors, robust rules, privacy
     reading/      a client's files, and what all clients agree on
     operate/      folders, keys, commands: what the operator does

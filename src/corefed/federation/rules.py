@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, Literal, get_type_hints
+from typing import Literal
 
 from corefed import ranges
-from corefed.config import parse
 from corefed.errors import UserError
+from corefed.federation import settings
 
 
 @dataclass(frozen=True)
@@ -74,16 +73,7 @@ BOUNDS: dict[str, ranges.Range] = {
 
 def resolve(given: Mapping[str, object], where: str) -> Rules:
     """The rules that a table of a TOML file defines, checked."""
-    kinds = get_type_hints(Rules)
-    values: dict[str, Any] = {}
-    for written, value in given.items():
-        key = written.replace("-", "_")
-        if key not in kinds:
-            nearest = get_close_matches(key, kinds, n=1)
-            hint = f"did you mean {nearest[0]!r}" if nearest else f"there are {', '.join(kinds)}"
-            raise UserError(f"There is no rule {written!r} ({where}); {hint}?")
-        values[key] = parse(key, value, kinds[key], where)
-    rules = Rules(**values)
+    rules = settings.table(given, Rules, where)
     check(rules, where)
     return rules
 

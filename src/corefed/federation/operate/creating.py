@@ -18,7 +18,8 @@ from pathlib import Path
 from corefed import files
 from corefed.config import Experiment, resolve, to_toml
 from corefed.errors import UserError
-from corefed.federation.operate import certificates, folder, settings, texts
+from corefed.federation import settings
+from corefed.federation.operate import certificates, folder, texts
 from corefed.federation.operate.address import Address
 from corefed.federation.rules import Rules
 from corefed.federation.rules import resolve as resolve_rules

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 
 from corefed import files, ranges
 from corefed.errors import UserError
-from corefed.federation import rules
-from corefed.federation.operate import settings
+from corefed.federation import rules, settings
 from corefed.federation.operate.address import LISTEN, Address, listening
 from corefed.federation.rules import Rules
 

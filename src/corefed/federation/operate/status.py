@@ -8,8 +8,8 @@ from typing import Any
 from rich.table import Table
 
 from corefed import record
-from corefed.federation import events
-from corefed.federation.operate import following, processes, registering, settings
+from corefed.federation import events, settings
+from corefed.federation.operate import following, processes, registering
 from corefed.federation.operate.folder import Server
 
 WORDS = {

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from corefed.federation.operate import settings
+from corefed.federation import settings
 from corefed.federation.operate.address import Address
 from corefed.federation.operate.folder import Federation
 from corefed.federation.rules import Rules

@@ -1,0 +1,84 @@
+"""The two halves of a federation without Flower between them, which need no network either."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from corefed import config, experiment, record
+from corefed.federation import client, server
+from corefed.federation.protocol import Reply, Task
+from corefed.federation.rules import Rules
+from corefed.runtime import rounds
+
+FLAGS: dict[str, Any] = {
+    "method": "coreset-pfedbayes", "data": "digits", "partition": "iid", "clients": 2,
+    "keep": 0.3, "rounds": 2, "local_steps": 20, "fraction": 0.3, "hidden": "16",
+}  # fmt: skip
+
+
+class Call:
+    """A link that is a function call."""
+
+    def __init__(self, places: Mapping[str, client.Place]) -> None:
+        self.places = places
+
+    def online(self) -> set[str]:
+        return set(self.places)
+
+    def ask(self, tasks: Mapping[str, Task], deadline: float) -> dict[str, Reply | str]:
+        return {name: client.answer(task, self.places[name]) for name, task in tasks.items()}
+
+    def late(self) -> list[tuple[str, int]]:
+        return []
+
+
+def federate(folder: Path, device: str) -> dict[str, Any]:
+    """The summary of a run whose clients have what a simulation would deal them."""
+    dealt = experiment.load(experiment.concrete(config.resolve(flags=FLAGS)).run)
+    places = {}
+    for i in range(2):
+        parts = {}
+        for part, data in (("train", dealt.train), ("test", dealt.test)):
+            real = data.weight[i] > 0
+            parts[f"X_{part}"], parts[f"y_{part}"] = data.x[i][real], data.y[i][real]
+        file = folder / f"{i}.npz"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(file, **{name: value.numpy() for name, value in parts.items()})
+        places[f"c{i}"] = client.Place(f"c{i}", folder / f"state-{i}", str(file), device=device)
+    run = folder / "run"
+    record.Folder(run).create(config.resolve(flags={**FLAGS, "data": "local"}))
+    return server.federate(run, list(places), Rules(join_wait=0.0), Call(places))
+
+
+def test_they_train_by_themselves(tmp_path: Path) -> None:
+    summary = federate(tmp_path, "cpu")
+    flags = {**FLAGS, "runtime": "loop"}
+    simulated = rounds.train(config.resolve(flags=flags)).summary["metrics"]
+    for name, value in simulated.items():
+        assert summary["metrics"][name]["mean"] == pytest.approx(value["mean"], abs=1e-6)
+
+
+def test_flower_is_not_imported_with_them() -> None:
+    program = (
+        "import sys, corefed.federation.client, corefed.federation.server\n"
+        "sys.exit(any(name.split('.')[0] in ('flwr', 'cryptography') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU with CUDA here")
+def test_cuda_at_the_clients(tmp_path: Path) -> None:
+    """A client's device is its own affair: what it sends is on no device, and as good."""
+    on_cpu, on_gpu = (federate(tmp_path / device, device) for device in ("cpu", "cuda"))
+    one, two = (each["metrics"]["personal_nll"]["mean"] for each in (on_cpu, on_gpu))
+    assert abs(one - two) < 0.2 * one  # other random numbers, the same training
+    state = next((tmp_path / "cuda").glob("state-0/*/round-2.safetensors"))
+    assert state.stat().st_size > 0
