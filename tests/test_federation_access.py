@@ -304,6 +304,7 @@ def test_keys_that_come_and_go(fed: Federation, server: Server) -> None:
     fed.server.wait_for("dave is registered")
     code, words = fed.command("remove", "dave")
     assert (code, "taken off for good" in words) == (0, True)
+    fed.server.wait_for("dave gets no tasks any more")
     dave = key_of(fed, "dave")
     with fleet(server, dave, dave.public_key()) as client:
         assert refused(client.ActivateNode, activate(dave.public_key())) == 412

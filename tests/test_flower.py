@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 import torch
 from federation_inprocess import LOST, QUICK, Folders, changed, federation
-from flwr.app import Message
+from flwr.app import Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 from corefed import checkpoint, config, record, report
 from corefed.bayes.likelihood import Categorical
@@ -304,6 +305,8 @@ def test_a_run_needs_a_quorum_to_begin(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"1 of 3 clients are connected.*client-0, client-1"):
         folders.federate()
     assert not (folders.run / record.ROUNDS).exists()
+    (stopped,) = events_of(folders, "stopped")
+    assert "client-0, client-1" in stopped["reason"]
 
 
 def test_a_late_answer_is_noted_and_changes_nothing(tmp_path: Path) -> None:
@@ -457,7 +460,7 @@ def test_a_bad_update_changes_nothing_and_is_named(name: str, tmp_path: Path) ->
 
 def test_garbage_in_place_of_a_reply(tmp_path: Path) -> None:
     """Other records than ours, another version, figures that are no JSON."""
-    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+    from flwr.app import ArrayRecord, ConfigRecord
 
     def garbage(client: str, reply: Message) -> Message:
         if reply.metadata.message_type != "train" or client == "client-0":
@@ -638,6 +641,8 @@ def test_a_question_asked_again_gets_the_same_noise(tmp_path: Path) -> None:
     assert torch.equal(sent[0]["v"], sent[1]["v"]) and torch.equal(sent[1]["v"], sent[2]["v"])
     ledger = privacy.Ledger(folders.grid.places["client-0"].state / "privacy.json")
     assert len(ledger.releases) == 1
+    spent = json.loads((folders.run / record.SUMMARY).read_text())["privacy"]["server"]
+    assert spent == pytest.approx(ledger.spent(1e-5))
 
 
 @pytest.mark.parametrize(
@@ -699,3 +704,13 @@ def test_robust_rules_through_the_whole_federation(rule: Any, tmp_path: Path) ->
     plain = gap(dataclasses.replace(QUICK, outlier=0.0), "plain")
     robustly = gap(dataclasses.replace(QUICK, outlier=0.0, aggregation=rule), rule)
     assert robustly < plain / 2
+
+
+def test_a_clients_own_folder_is_not_quoted_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
+    monkeypatch.setenv("COREFED_CLIENT", str(tmp_path / "secret ward"))
+    with pytest.raises(RuntimeError) as raised:
+        flower._answer(Message(RecordDict(), dst_node_id=1, message_type="train"))
+    assert "secret" not in str(raised.value) and raised.value.__cause__ is None

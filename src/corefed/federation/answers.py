@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from corefed import evaluate
 from corefed.evaluate import BINS
 from corefed.federation.protocol import Reply
-from corefed.runtime.rounds import figures_of
+from corefed.runtime.rounds import by_label, figures_of
 from corefed.types import Tree
 
 MODELS = ("personal", "global", "localized")
@@ -98,3 +99,27 @@ def _totals(model: str, sums: object, classes: int, most: int) -> Tree:
         each = torch.tensor(read, dtype=torch.float64)
         found[name] = each if width else each[0]
     return found
+
+
+def scores(
+    found: Mapping[str, Mapping[str, Tree]], names: Sequence[str], classes: Sequence[str]
+) -> dict[str, Any]:
+    """What a line says of an evaluation, from the totals of the clients that sent some."""
+    models = list(dict.fromkeys(model for each in found.values() for model in each))
+    if not models:
+        return {}
+    pooled = {
+        model: evaluate.added([each[model] for each in found.values() if model in each])
+        for model in models
+    }
+    first = "personal" if "personal" in models else models[0]
+    own = [found.get(name, {}).get(first) for name in names]
+    line: dict[str, Any] = {
+        "metrics": {k: [v] for k, v in evaluate.named_metrics(pooled).items()},
+        "clients": [[None if sums is None else evaluate.first_metric(sums) for sums in own]],
+        "classes": {},
+    }
+    if classes:
+        by_class = {model: evaluate.by_class_of(sums) for model, sums in pooled.items()}
+        line["classes"] = by_label([by_class], tuple(classes))
+    return line

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from corefed import checkpoint, config, evaluate, record, rng
+from corefed import checkpoint, config, record, rng
 from corefed.config import Experiment
 from corefed.errors import UserError
 from corefed.experiment import network
@@ -37,7 +37,7 @@ from corefed.federation.trust.spent import spent
 from corefed.methods import registry
 from corefed.rng import SERVER, Streams, Who
 from corefed.runtime import wire
-from corefed.runtime.rounds import by_label, due, peak_memory_mb, sent_of
+from corefed.runtime.rounds import due, peak_memory_mb, sent_of
 from corefed.types import Method, Tree, Update
 
 EVENTS = "events.jsonl"
@@ -66,14 +66,27 @@ class Collected(NamedTuple):
     accepted: dict[str, Reply]  # trees in the server's precision
     lost: dict[str, str]  # why the others are left out
     lengths: dict[str, float]
-    released: list[str]  # whose uploads were seen, acceptable or not
+    released: list[str]  # whose uploads were seen, acceptable or not; again is the same upload
     bytes_up: int
+    asked: int  # messages sent
     attempts: int
 
 
 def federate(path: Path, names: Sequence[str], rules: Rules, link: Link) -> dict[str, Any]:
     """Train the run in the folder `path` to its last round; its summary."""
-    folder, log = record.Folder(path), Log(path / EVENTS)
+    log = Log(path / EVENTS)
+    try:
+        return _federate(record.Folder(path), names, rules, link, log)
+    except UserError as error:
+        done, _ = record.read_lines(path / record.ROUNDS)
+        log("stopped", len(done), reason=str(error))
+        raise
+
+
+def _federate(
+    folder: record.Folder, names: Sequence[str], rules: Rules, link: Link, log: Log
+) -> dict[str, Any]:
+    path = folder.path
     wanted = config.resolve(path / record.EXPERIMENT)
     _check(wanted, names)
     present = joining.connect(names, rules, link)
@@ -93,15 +106,11 @@ def federate(path: Path, names: Sequence[str], rules: Rules, link: Link) -> dict
     if state is not None:
         (server,), _ = checkpoint.unpack(state, [server], {})
     log("resumed" if lines else "started", len(lines), reason=f"{len(present)} clients connected")
-    try:
-        for t in range(len(lines), experiment.run.rounds):
-            line, server = _round(desk, server, t, lines)
-            lines.append(line)
-            folder.append(line)
-            folder.checkpoint(values, t + 1, [server], {})
-    except UserError as error:
-        log("stopped", len(lines), reason=str(error))
-        raise
+    for t in range(len(lines), experiment.run.rounds):
+        line, server = _round(desk, server, t, lines)
+        lines.append(line)
+        folder.append(line)
+        folder.checkpoint(values, t + 1, [server], {})
     summary = _summary(values, lines)
     folder.finish(summary)
     log("finished", len(lines))
@@ -160,7 +169,7 @@ def _round(
         "round": t + 1,
         **answers.training(replies),
         "bytes_up": [got.bytes_up],
-        "bytes_down": [wire.size(sent) * len(cohort)],
+        "bytes_down": [wire.size(sent) * got.asked],
         "seconds": seconds,
         "federation": {
             "accepted": order,
@@ -191,19 +200,20 @@ def _collect(
     """The cohort's acceptable updates, a quorum of it; asked again as often as the rules say."""
     rules, log = desk.rules, desk.log
     wanted = joining.needed(rules, len(cohort))
-    released: list[str] = []
+    released: dict[str, None] = {}
+    bytes_up = asked = 0
     for attempt in range(rules.attempts):
         online = wait_for(cohort, wanted, rules.join_wait, desk.link)
         tasks = {name: _task(desk, "train", t, name, sent) for name in cohort if name in online}
         lost = {name: "not connected" for name in cohort if name not in tasks}
         accepted: dict[str, Reply] = {}
-        bytes_up = 0
+        asked += len(tasks)
         for name, reply in desk.link.ask(tasks, rules.deadline).items():
             if isinstance(reply, str):
                 lost[name] = reply
                 continue
             bytes_up += wire.size(reply.tree)
-            released.extend([name] if reply.tree else [])
+            released |= {name: None} if reply.tree else {}
             whole = _acceptable(desk, tasks[name], reply)
             if isinstance(whole, str):
                 log("refused", t + 1, name, whole)
@@ -228,7 +238,7 @@ def _collect(
         for name, round_ in desk.link.late():
             log("late", t + 1, name, f"its answer to round {round_ + 1} came and was left out")
         if len(accepted) >= wanted:
-            return Collected(accepted, lost, lengths, released, bytes_up, attempt + 1)
+            return Collected(accepted, lost, lengths, list(released), bytes_up, asked, attempt + 1)
         log("no-quorum", t + 1, reason=f"{len(accepted)} acceptable updates, {wanted} needed")
     raise UserError(
         f"Round {t + 1} had no quorum of {wanted} acceptable updates in {rules.attempts} attempts; "
@@ -290,30 +300,4 @@ def _evaluate(desk: Desk, server: Tree, t: int) -> dict[str, Any]:
             desk.log("refused", t + 1, name, f"in the evaluation: {problem}")
         elif totals:
             found[name] = totals
-    return _metrics(desk, found)
-
-
-def _metrics(desk: Desk, found: Mapping[str, dict[str, Tree]]) -> dict[str, Any]:
-    models = list(dict.fromkeys(model for each in found.values() for model in each))
-    pooled = {
-        model: evaluate.added([each[model] for each in found.values() if model in each])
-        for model in models
-    }
-    if not pooled:
-        return {}
-    first = "personal" if "personal" in models else models[0]
-    scores = [
-        evaluate.first_metric(found[name][first])
-        if name in found and first in found[name]
-        else None
-        for name in desk.names
-    ]
-    line: dict[str, Any] = {
-        "metrics": {k: [v] for k, v in evaluate.named_metrics(pooled).items()},
-        "clients": [scores],
-        "classes": {},
-    }
-    if desk.agreement.classes:
-        by_class = {model: evaluate.by_class_of(sums) for model, sums in pooled.items()}
-        line["classes"] = by_label([by_class], desk.agreement.classes)
-    return line
+    return answers.scores(found, desk.names, desk.agreement.classes)

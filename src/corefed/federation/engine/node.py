@@ -3,6 +3,7 @@
     polling     Flower asks for a message every 3 s; here it waits a tenth of the time since the
                 last one, between 0.2 and 3 s: quick in a round, quiet between runs
     heartbeats  the client's own interval; the server counts it as gone after twice as long
+    retrying    a server that was restarted is found again within 5 s, not 20
     answering   Flower takes any answer that is there for that to the last message. One that a
                 stopped run left would be sent in its place, and every later one a message late;
                 here the next message is taken only when the last one has been answered
@@ -29,6 +30,8 @@ from corefed.federation.engine import parent, patching
 
 SESSION = "flower/session.json"
 QUICK, SLOW = 0.2, 3.0
+RETRY = 5
+"""Seconds between attempts to reach a server that does not answer, at most."""
 UNSEEN = 2.0
 """Seconds between signing off and on, in which the server sees that the old session is gone."""
 
@@ -81,12 +84,14 @@ def main() -> None:
     patching.check_version()
     patching.pull_sooner()
     from flwr.supercore import heartbeat
+    from flwr.supercore.retry import http_retry
     from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli import flower_supernode
 
     interval = int(os.environ["COREFED_HEARTBEAT"])
     for module in (heartbeat, fleet_http_connection):
         patching.replace(module, HEARTBEAT_DEFAULT_INTERVAL=interval)
+    patching.replace(http_retry, MAX_RETRY_DELAY=RETRY)
     waiting, answering = Waiting(), Answering(start_client_internal)
     session = Path(os.environ["COREFED_CLIENT"]) / SESSION
     patching.replace(

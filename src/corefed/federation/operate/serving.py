@@ -68,6 +68,8 @@ def _keep(server: Server, program: Program, told: Told) -> int:
                 place = shlex.quote(str(server.path))
                 say(f"ready: {len(now)} clients may connect to {server.address}")
                 say(f"train with: corefed federation run {place}")
+            for name in (seen or {}).keys() - now.keys():
+                say(f"{name} gets no tasks any more")
             seen = now
     return _code(told)
 
