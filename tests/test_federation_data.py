@@ -569,10 +569,38 @@ def test_nothing_but_this_is_said() -> None:
     said = describe(some())
     assert said == {
         "train": 3, "test": 1, "shape": [2], "classes": ["b", "d"], "targets": 0, "count": 6,
-        "mean": 3.5, "m2": 17.5,
+        "mean": 3.5, "m2": 17.5, "columns": "",
     }  # fmt: skip
     assert json.loads(json.dumps(said)) == said
     assert describe(REGRESSION)["targets"] == 2 and describe(REGRESSION)["classes"] == []
+
+
+def test_columns_of_tables_have_the_same_names_everywhere(tmp_path: Path) -> None:
+    """As many columns of other names would be trained on as if they were the same."""
+    contents = {
+        "a": b"age,weight,y\n1,2,0\n3,4,1\n",
+        "b": b"y,weight,age\n0,2,1\n1,4,3\n",  # another order, the same table
+        "c": b"age,height,y\n1,2,0\n3,4,1\n",
+    }
+    data = {}
+    for name, content in contents.items():
+        (tmp_path / f"{name}.csv").write_bytes(content)
+        data[name] = read(tmp_path / f"{name}.csv", target="y")
+    said = {name: describe(each) for name, each in data.items()}
+    assert said["a"]["columns"] == said["b"]["columns"] != said["c"]["columns"]
+    assert torch.equal(data["a"].x_train, data["b"].x_train)
+    both = agree({"a": said["a"], "b": said["b"]}, (), "unit")
+    assert both.columns == said["a"]["columns"]
+    fit(data["b"], both)
+    with pytest.raises(UserError, match="tables of a and c have columns of other names"):
+        agree(said, (), "unit")
+    with pytest.raises(UserError, match="columns of this client's table have other names"):
+        fit(data["c"], both)
+    plain = {**said["c"], "columns": ""}  # an .npz file has no names to compare
+    assert agree({"c": plain, "a": said["a"]}, (), "unit").columns == said["a"]["columns"]
+    for wrong in ("x", "0" * 17, 3, None):
+        with pytest.raises(UserError):
+            agree({"a": {**plain, "columns": wrong}}, (), "unit")
 
 
 def described(values: Any, **more: Any) -> dict[str, Any]:

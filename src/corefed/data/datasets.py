@@ -34,6 +34,7 @@ class Dataset(NamedTuple):
     labels: tuple[str, ...] = ()  # names of the classes; empty: their numbers
     keep_split: bool = False  # no partition may deal a held-out point for training
     notes: tuple[str, ...] = ()  # what whoever reads results should know, such as points left out
+    columns: tuple[str, ...] = ()  # names of the features in their order; empty: they have none
 
     def values(self, rows: Tensor) -> Tensor:
         """x of some points in float32; a large pool of bytes is never converted as a whole."""

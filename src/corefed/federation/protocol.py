@@ -28,6 +28,7 @@ class Agreement:
     targets: int  # width of the regression target; 0 for classification
     mean: float = 0.0  # features are (x - mean) / std, with figures of all clients together
     std: float = 1.0
+    columns: str = ""  # digest of the names of tables' columns; empty where none reads a table
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

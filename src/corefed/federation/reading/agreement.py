@@ -10,7 +10,9 @@ squared deviations (M2) of each client's: with delta = mean_b - mean_a and n = n
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
@@ -81,11 +83,35 @@ def agree(
             raise UserError(f"The description of {name}'s data {problem}.")
     _check_same(descriptions, "points of shape", lambda each: list(each["shape"]))
     _check_same(descriptions, "as target", _target)
+    tables = {name: each for name, each in descriptions.items() if each["columns"]}
+    _check_columns(tables)
     first = next(iter(descriptions.values()))
     mean, std = _scale(descriptions.values()) if scale == "standard" else (0.0, 1.0)
     return Agreement(
-        tuple(first["shape"]), _classes(descriptions, classes), first["targets"], mean, std
+        tuple(first["shape"]),
+        _classes(descriptions, classes),
+        first["targets"],
+        mean,
+        std,
+        next((each["columns"] for each in tables.values()), ""),
     )
+
+
+def named(columns: Sequence[str]) -> str:
+    """A digest of columns' names, by which sites can compare them without telling them."""
+    text = "\n".join(columns).encode()
+    return hashlib.blake2b(text, digest_size=8).hexdigest() if columns else ""
+
+
+def _check_columns(tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Columns are taken by the order of their names, so these must be the same everywhere."""
+    for name, each in tables.items():
+        first, one = next(iter(tables.items()))
+        if each["columns"] != one["columns"]:
+            raise UserError(
+                f"The tables of {first} and {name} have columns of other names; give them the same "
+                "ones."
+            )
 
 
 def check(description: Mapping[str, Any]) -> str:
@@ -106,6 +132,8 @@ def check(description: Mapping[str, Any]) -> str:
         return f"has names of classes that are not 1 to {naming.LONGEST} characters"
     if len(names) > naming.MOST or len(set(names)) < len(names):
         return f"has more than {naming.MOST} classes, or one of them twice"
+    if not re.fullmatch(r"([0-9a-f]{16})?", description["columns"]):
+        return "has no digest of its columns"
     if description["train"] < 1 or description["test"] < 0:
         return "has no training points, or a negative number of test points"
     if description["targets"] < 0 or (description["targets"] > 0) == bool(names):
@@ -125,6 +153,7 @@ _KINDS: dict[str, Any] = {
     "shape": list | tuple,
     "classes": list | tuple,
     "targets": int,
+    "columns": str,
     "count": int,
     "mean": int | float,
     "m2": int | float,

@@ -27,7 +27,7 @@ from corefed.federation import digest
 from corefed.federation.protocol import Agreement
 from corefed.federation.reading import classes as naming
 from corefed.federation.reading import npz, table
-from corefed.federation.reading.agreement import agree, moments
+from corefed.federation.reading.agreement import agree, moments, named
 from corefed.types import ClientData
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class LocalData(NamedTuple):
     y_test: Tensor
     labels: tuple[str, ...]  # names of the classes that this client has; empty for a regression
     notes: tuple[str, ...] = ()  # for the client's operator
+    columns: tuple[str, ...] = ()  # of a table: names of the features in their order
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -94,6 +95,7 @@ def read(
         dataset.y[test_rows],
         dataset.labels,
         dataset.notes,
+        dataset.columns,
     )
 
 
@@ -202,6 +204,7 @@ def describe(data: LocalData) -> dict[str, Any]:
         "shape": list(data.shape),
         "classes": list(data.labels),
         "targets": 0 if data.labels else data.y_train.shape[1],
+        "columns": named(data.columns),
         "count": scale.n,
         "mean": scale.mean,
         "m2": scale.m2,
@@ -217,6 +220,12 @@ def fit(data: LocalData, agreement: Agreement) -> tuple[ClientData, ClientData]:
         )
     if not 0 < agreement.std < float("inf"):
         raise UserError(f"The standard deviation of this run's values is {agreement.std}.")
+    own = named(data.columns)
+    if own and agreement.columns and own != agreement.columns:
+        raise UserError(
+            "The columns of this client's table have other names than those of this run; give "
+            "them the names that the other clients use."
+        )
     if bool(data.labels) != bool(agreement.classes):
         here, there = ("classes", "numbers") if data.labels else ("numbers", "classes")
         raise UserError(f"The target is {here} here, but {there} in this run.")

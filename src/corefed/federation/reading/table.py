@@ -47,9 +47,11 @@ def read(path: Path, target: str, memory_mb: int) -> Dataset:
         place = _place(path, header, target)
         x, cells = _rows(path, rows, header, place, memory_mb)
     y, labels, notes = _target(f"Column {target!r} of {path}", cells)
-    order = sorted(range(x.shape[1]), key=_without(header, place).__getitem__)
+    names = _without(header, place)
+    order = sorted(range(x.shape[1]), key=names.__getitem__)
     points = torch.from_numpy(np.ascontiguousarray(x[:, order]))
-    return Dataset(str(path), points, y, len(labels), labels=labels, notes=notes)
+    columns = tuple(names[i] for i in order)
+    return Dataset(str(path), points, y, len(labels), labels=labels, notes=notes, columns=columns)
 
 
 def _check_size(path: Path, memory_mb: int) -> None:
