@@ -6,11 +6,11 @@ Flower's serialisation on their way there and back, and a test can change, lose 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
+from federation_points import deal
 from flwr.app import Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -19,10 +19,10 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from corefed import config, experiment, record
+from corefed import config, record
 from corefed.federation import client, server
 from corefed.federation.rules import Rules
-from corefed.runtime import flower
+from corefed.runtime import flower, flower_link, records
 
 LOST = "lost"
 """What a `tamper` returns for a reply that never comes."""
@@ -108,9 +108,9 @@ def travelled(message: Message) -> tuple[Message, int]:
 
 def changed(message: Message, **values: Any) -> Message:
     """The same reply with other plain values; `tree` replaces its tensors."""
-    reply = flower.reply_from(message.content, 1 << 40)
-    records = flower.reply_to_records(reply._replace(**values))
-    return Message(RecordDict(dict(records)), reply_to=_question(message))
+    reply = records.reply_from(message.content, 1 << 40)
+    content = records.reply_to_records(reply._replace(**values))
+    return Message(RecordDict(dict(content)), reply_to=_question(message))
 
 
 def _question(reply: Message) -> Message:
@@ -131,7 +131,7 @@ class Folders(NamedTuple):
     names: list[str]
 
     def federate(self, rules: Rules | None = None) -> dict[str, Any]:
-        link = flower.FlowerLink(self.grid, self.grid.keys())
+        link = flower_link.FlowerLink(self.grid, self.grid.keys())
         return server.federate(self.run, self.names, rules or QUICK, link)
 
 
@@ -152,21 +152,3 @@ def federation(
     run = folder / "runs" / "first"
     record.Folder(run).create(config.resolve(flags={**flags, "data": "local"}))
     return Folders(run, InProcessGrid(places, tamper), names)
-
-
-def deal(run: config.Run, folder: Path) -> None:
-    """One file a client with the very points that the simulation gives it, unscaled."""
-    folder.mkdir(parents=True)
-    settled = experiment.concrete(config.Experiment(run, config.resolve().settings)).run
-    plain = experiment.load(config.dataclasses.replace(settled, scale="unit"))
-    for i in range(run.clients):
-        arrays = {}
-        for part, data in (("train", plain.train), ("test", plain.test)):
-            real = data.weight[i] > 0
-            arrays[f"X_{part}"] = data.x[i][real].numpy()
-            arrays[f"y_{part}"] = data.y[i][real].numpy()
-        np.savez(folder / f"client-{i}.npz", **arrays)
-
-
-def accuracies(lines: Sequence[dict[str, Any]]) -> list[float]:
-    return [line["metrics"]["personal_accuracy"][0] for line in lines if "metrics" in line]

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from corefed.federation.operate import creating
-from corefed.federation.operate.processes import family
+from corefed.federation.operate.processes import family, free_port
 
 PATIENCE = 90.0
 """Seconds for a program to start; machines that run tests are busy."""
@@ -218,9 +218,3 @@ def interface() -> str:
             return ""
         address = str(probe.getsockname()[0])
     return "" if ipaddress.ip_address(address).is_loopback else address
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

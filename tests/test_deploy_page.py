@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from federation_processes import free_port
 
 from corefed import describe, record
+from corefed.federation.operate.processes import free_port
 from corefed.federation.rules import Rules
 from corefed.pages import lines
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 import torch
+from federation_points import deal
 from federation_processes import Federation, Process, family, federation
 
 from corefed import checkpoint, config, record
-from corefed.data import datasets, export, partition
 from corefed.federation import events
 from corefed.federation.operate import demo
 from corefed.runtime import rounds
@@ -40,8 +40,7 @@ NAMES = ("alice", "bob", "carol")
 @pytest.fixture(scope="module")
 def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("faults")
-    digits = datasets.load("digits")
-    export.write(digits, partition.split("iid", digits, 3, 0), folder / "data")
+    deal(config.resolve(flags=SPLIT).run, folder / "data")
     data = {name: folder / "data" / f"client-{i}.npz" for i, name in enumerate(NAMES)}
     with federation(folder / "fed", data, rules=RULES) as running:
         running.wait_connected()

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from federation_points import deal
 
-from corefed import config, experiment, record
+from corefed import config, record
 from corefed.federation import client, server
 from corefed.federation.protocol import Reply, Task
 from corefed.federation.rules import Rules
@@ -42,17 +42,13 @@ class Call:
 
 def federate(folder: Path, device: str) -> dict[str, Any]:
     """The summary of a run whose clients have what a simulation would deal them."""
-    dealt = experiment.load(experiment.concrete(config.resolve(flags=FLAGS)).run)
-    places = {}
-    for i in range(2):
-        parts = {}
-        for part, data in (("train", dealt.train), ("test", dealt.test)):
-            real = data.weight[i] > 0
-            parts[f"X_{part}"], parts[f"y_{part}"] = data.x[i][real], data.y[i][real]
-        file = folder / f"{i}.npz"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(file, **{name: value.numpy() for name, value in parts.items()})
-        places[f"c{i}"] = client.Place(f"c{i}", folder / f"state-{i}", str(file), device=device)
+    deal(config.resolve(flags=FLAGS).run, folder / "data")
+    places = {
+        f"client-{i}": client.Place(
+            f"client-{i}", folder / f"state-{i}", str(folder / "data" / f"client-{i}.npz"), device
+        )
+        for i in range(FLAGS["clients"])
+    }
     run = folder / "run"
     record.Folder(run).create(config.resolve(flags={**FLAGS, "data": "local"}))
     return server.federate(run, list(places), Rules(join_wait=0.0), Call(places))

@@ -30,7 +30,7 @@ from corefed.federation.trust import metric, privacy
 from corefed.methods import pfedbayes, registry
 from corefed.models import mlp
 from corefed.rng import SERVER, Streams, Who
-from corefed.runtime import flower, rounds, wire
+from corefed.runtime import flower, flower_link, records, rounds, wire
 from corefed.types import Tree
 
 DIGITS: dict[str, Any] = {
@@ -255,7 +255,7 @@ def test_an_average_of_those_who_answered(tmp_path: Path) -> None:
 
     def keep(name: str, reply: Message) -> Message:
         if reply.metadata.message_type == "train":
-            sent[name] = flower.reply_from(reply.content, 1 << 30).tree
+            sent[name] = records.reply_from(reply.content, 1 << 30).tree
         return reply
 
     federation(tmp_path / "b", flags, tamper=keep).federate()
@@ -323,7 +323,7 @@ def test_a_late_answer_is_noted_and_changes_nothing(tmp_path: Path) -> None:
         if train and name == "client-2" and reply.metadata.group_id == "2":
             for identity, late in held:
                 grid.replies[identity] = late
-            time.sleep(2 * flower.POLL)  # somebody looks
+            time.sleep(2 * flower_link.POLL)  # somebody looks
         return reply
 
     grid.tamper = delay
@@ -439,7 +439,7 @@ def test_a_bad_update_changes_nothing_and_is_named(name: str, tmp_path: Path) ->
             return reply
         if reply.metadata.message_type != "train":
             return reply
-        return changed(reply, **change(flower.reply_from(reply.content, 1 << 30)))
+        return changed(reply, **change(records.reply_from(reply.content, 1 << 30)))
 
     def lose(client: str, reply: Message) -> Message | str:
         train = reply.metadata.message_type == "train"
@@ -465,14 +465,14 @@ def test_garbage_in_place_of_a_reply(tmp_path: Path) -> None:
     def garbage(client: str, reply: Message) -> Message:
         if reply.metadata.message_type != "train" or client == "client-0":
             return reply
-        records = RecordDict(dict(reply.content))
+        content = RecordDict(dict(reply.content))
         if client == "client-1":
-            records["corefed"] = ConfigRecord({**records["corefed"], "version": "0.0.0"})
+            content["corefed"] = ConfigRecord({**content["corefed"], "version": "0.0.0"})
         else:
-            records["corefed"] = ConfigRecord({**records["corefed"], "figures": "[" * 100_000})
-            records["tree"] = ArrayRecord()
+            content["corefed"] = ConfigRecord({**content["corefed"], "figures": "[" * 100_000})
+            content["tree"] = ArrayRecord()
         spoilt = changed(reply)
-        spoilt.content = records
+        spoilt.content = content
         return spoilt
 
     folders = federation(tmp_path, with_small("fedavg", rounds=1), tamper=garbage)
@@ -528,7 +528,7 @@ def test_no_more_bytes_than_the_posterior_and_one_percent(tmp_path: Path) -> Non
 
     def measure(client: str, reply: Message) -> Message:
         if reply.metadata.message_type == "train":
-            sizes["tree"] = wire.size(flower.reply_from(reply.content, 1 << 30).tree)
+            sizes["tree"] = wire.size(records.reply_from(reply.content, 1 << 30).tree)
             sizes["down"] = folders.grid.bytes_down
         if reply.metadata.message_type == "evaluate":
             sizes.setdefault("up", folders.grid.bytes_up[client])
@@ -565,7 +565,7 @@ def test_a_client_may_keep_its_figures_to_itself(tmp_path: Path) -> None:
     said: list[dict[str, Any]] = []
 
     def listen(client: str, reply: Message) -> Message:
-        said.append(flower.reply_from(reply.content, 1 << 30).figures)
+        said.append(records.reply_from(reply.content, 1 << 30).figures)
         return reply
 
     folders.grid.tamper = listen
@@ -631,7 +631,7 @@ def test_a_question_asked_again_gets_the_same_noise(tmp_path: Path) -> None:
 
     def listen(client: str, reply: Message) -> Message | str:
         if client == "client-0" and reply.metadata.message_type == "train":
-            sent.append(flower.reply_from(reply.content, 1 << 30).tree)
+            sent.append(records.reply_from(reply.content, 1 << 30).tree)
             return LOST if len(sent) < 3 else reply
         return reply
 
@@ -681,7 +681,7 @@ def test_robust_rules_through_the_whole_federation(rule: Any, tmp_path: Path) ->
     def lie(client: str, reply: Message) -> Message:
         if client != "client-3" or reply.metadata.message_type != "train":
             return reply
-        told = flower.reply_from(reply.content, 1 << 30)
+        told = records.reply_from(reply.content, 1 << 30)
         start = broadcasts[reply.metadata.group_id]["v"]
         return changed(reply, tree={"v": start - 10 * (told.tree["v"] - start)})
 
@@ -693,7 +693,7 @@ def test_robust_rules_through_the_whole_federation(rule: Any, tmp_path: Path) ->
 
         def listen(messages: Any) -> Any:
             for message in messages:
-                task = flower.task_from(message.content)
+                task = records.task_from(message.content)
                 broadcasts[message.metadata.group_id] = task.tree
             return push(messages)
 

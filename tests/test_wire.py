@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corefed.federation.protocol import Agreement, Reply, Task
-from corefed.runtime import flower, wire
+from corefed.runtime import records, wire
 from corefed.runtime.wire import Packed, WireError
 from corefed.types import Tree
 
@@ -98,7 +98,7 @@ def test_tasks_through_flowers_records(agreement: Agreement | None) -> None:
     task = Task(
         "train", "run-1", 3, 2, 'method = "fedavg"\n', agreement, "float16", True, 0.5, 2.0, tree
     )
-    back = flower.task_from(flower.task_to_records(task))
+    back = records.task_from(records.task_to_records(task))
     assert back._replace(tree={}) == task._replace(tree={})
     assert all(torch.equal(back.tree[name], value) for name, value in tree.items())
 
@@ -106,6 +106,6 @@ def test_tasks_through_flowers_records(agreement: Agreement | None) -> None:
 def test_replies_through_flowers_records() -> None:
     figures = {"examples": 7, "loss": 0.1 + 0.2, "models": {"personal": {"gap": [1e-300, -2.0]}}}
     reply = Reply("evaluate", "r", 0, 1, figures, {"w": torch.zeros(0)}, "a sentence.")
-    back = flower.reply_from(flower.reply_to_records(reply), 100)
+    back = records.reply_from(records.reply_to_records(reply), 100)
     assert back._replace(tree={}) == reply._replace(tree={})
     assert torch.equal(back.tree["w"], reply.tree["w"])

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
+LOCAL = "local"
+"""What `data` is in an experiment of a federation: each client's own."""
+
 Embedding = Literal["auto", "efficientnet-lite0", "resnet18", "none"]
 
 

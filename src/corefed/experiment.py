@@ -21,7 +21,7 @@ from corefed.methods import registry
 from corefed.models import Model
 from corefed.rng import SERVER, Streams, Who
 from corefed.runtime import local
-from corefed.types import ClientData, Method, Tree, Work
+from corefed.types import Method, Tree, Work
 
 
 class Setup(NamedTuple):
@@ -66,7 +66,7 @@ def prepare(experiment: Experiment) -> Setup:
     run = experiment.run
     device = torch.device(run.device)
     data = load(run)
-    data = data._replace(train=_to(data.train, device), test=_to(data.test, device))
+    data = data._replace(train=data.train.to(device), test=data.test.to(device))
     model = network(run, data.train.x.shape[2:], data.classes, data.targets)
     method = registry.build(run.method, experiment.settings, model)
     servers = [
@@ -138,7 +138,3 @@ def device_for(name: str) -> torch.device:
         count = torch.cuda.device_count()
         raise UserError(f"device is {name!r}, but the last of {count} is cuda:{count - 1}.")
     return device
-
-
-def _to(data: ClientData, device: torch.device) -> ClientData:
-    return ClientData(*(field.to(device) for field in data))

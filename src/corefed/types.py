@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 if TYPE_CHECKING:
+    import torch
+
     from corefed.rng import Streams
 
 Tree = dict[str, Tensor]
@@ -33,6 +35,9 @@ class ClientData(NamedTuple):
     x: Tensor  # [C, n, ...]
     y: Tensor  # [C, n] class indices, or [C, n, d] regression targets
     weight: Tensor  # [C, n]
+
+    def to(self, device: torch.device) -> ClientData:
+        return ClientData(*(field.to(device) for field in self))
 
     @property
     def size(self) -> Tensor:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from corefed.config import LOCAL
 from corefed.data import cifar, embedding, fetch, idx, images, medmnist, networks, synthetic
 from corefed.data.pictures import ImageSet
 from corefed.errors import UserError
@@ -58,9 +59,6 @@ def names() -> dict[str, str]:
     """Every name `load` knows, with one line about it."""
     return dict(_DESCRIPTIONS)
 
-
-LOCAL = "local"
-"""The name, in an experiment, of data that only the clients of a federation have."""
 
 IMAGES = ("image-folder:", "medmnist:")
 """Beginnings of names that take a path; what lies there is embedded, or becomes raw pixels."""

@@ -11,6 +11,6 @@
     operate/      folders, keys, commands: what the operator does
     engine/       Flower's programs, fenced and warmed
 
-`runtime/flower.py` ties the two halves to Flower's ClientApp and ServerApp; nothing else of the
-training knows about Flower.
+`runtime/flower.py`, with records.py and flower_link.py beside it, ties the two halves to Flower's
+ClientApp and ServerApp; nothing else of the training knows about Flower.
 """

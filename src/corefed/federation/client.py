@@ -77,7 +77,9 @@ def answer(task: Task, place: Place) -> Reply:
     """What the client replies; never raises."""
     try:
         if task.kind == "join":
-            return _reply(task, local_data.describe(_read(task, place)))
+            data = _read(_experiment(task), place)
+            _note(data.notes)
+            return _reply(task, local_data.describe(data))
         desk = _prepare(task, place)
         return _train(task, place, desk) if task.kind == "train" else _evaluate(task, place, desk)
     except PublicError as error:
@@ -152,13 +154,12 @@ def _prepare(task: Task, place: Place) -> Desk:
     agreement = task.agreement
     if agreement is None:
         raise PublicError("The server sent no agreement about the data.")
-    data = _read(task, place)
+    data = _read(wanted, place)
     try:
         train, test = local_data.fit(data, agreement)
     except UserError as error:  # speaks of shapes and names of classes, which were sent anyway
         raise PublicError(str(error)) from error
     device = experiment.device_for(place.device)
-    train, test = _to(train, device), _to(test, device)
     model = experiment.network(
         wanted.run, agreement.shape, len(agreement.classes), agreement.targets
     )
@@ -172,7 +173,8 @@ def _prepare(task: Task, place: Place) -> Desk:
         agreement=agreement.to_json(),
     )
     seed = wanted.run.seeds[0]
-    return Desk(wanted, method, train, test, len(agreement.classes), device, seed, store)
+    classes = len(agreement.classes)
+    return Desk(wanted, method, train.to(device), test.to(device), classes, device, seed, store)
 
 
 def _experiment(task: Task) -> Experiment:
@@ -182,9 +184,9 @@ def _experiment(task: Task) -> Experiment:
         raise PublicError(f"The server's settings cannot be used: {error}") from error
 
 
-def _read(task: Task, place: Place) -> local_data.LocalData:
-    run = _experiment(task).run
-    data = local_data.read(
+def _read(wanted: Experiment, place: Place) -> local_data.LocalData:
+    run = wanted.run
+    return local_data.read(
         place.data,
         test_fraction=place.test_fraction,
         seed=SPLIT_SEED,
@@ -194,9 +196,6 @@ def _read(task: Task, place: Place) -> local_data.LocalData:
         bad_images=run.bad_images,
         memory_mb=run.memory_mb,
     )
-    if task.kind == "join":  # once a run is enough
-        _note(data.notes)
-    return data
 
 
 def _private(task: Task, desk: Desk) -> Tree:
@@ -221,10 +220,6 @@ def _note(notes: Sequence[str]) -> None:
 
 def _broadcast(tree: Tree, device: torch.device) -> Tree:
     return {name: value.to(device).unsqueeze(0) for name, value in tree.items()}
-
-
-def _to(data: ClientData, device: torch.device) -> ClientData:
-    return ClientData(*(field.to(device) for field in data))
 
 
 def _digest(task: Task) -> str:

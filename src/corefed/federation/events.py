@@ -20,6 +20,7 @@ Event = Literal[
     "finished",
 ]  # fmt: skip
 
+FILE = "events.jsonl"
 LONGEST = 300
 
 

@@ -8,13 +8,20 @@ was restarted can answer the next one. Every field that leaves a client's machin
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from corefed.types import Tree
+from corefed.errors import UserError
+
+if TYPE_CHECKING:
+    from corefed.types import Tree
 
 VERSION = 1
 """Of the protocol; a client and a server of different versions refuse each other."""
+
+ENVELOPE = 1 << 20
+"""Bytes of a message beside its tensors: figures, names, Flower's own records."""
 
 Kind = Literal["join", "train", "evaluate"]
 
@@ -66,3 +73,16 @@ class Reply(NamedTuple):
     figures: dict[str, Any]
     tree: Tree  # of a train task: the method's message, without the client axis
     error: str = ""  # one sentence where the client could not do the task; then no tree
+
+
+RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+def check_run(name: str) -> str:
+    """The name of a run, which becomes that of a folder, on the server and on every client."""
+    if not RUN.fullmatch(name):
+        raise UserError(
+            f"{name[:80]!r} is no name for a run: up to 63 of a-z, 0-9 and '-', the first a letter "
+            "or digit."
+        )
+    return name

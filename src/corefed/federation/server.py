@@ -27,7 +27,7 @@ from corefed import checkpoint, config, record, rng
 from corefed.config import Experiment
 from corefed.errors import UserError
 from corefed.experiment import network
-from corefed.federation import answers, joining
+from corefed.federation import answers, events, joining
 from corefed.federation.events import Log
 from corefed.federation.link import Link, mismatch, wait_for
 from corefed.federation.protocol import Agreement, Reply, Task
@@ -40,7 +40,6 @@ from corefed.runtime import wire
 from corefed.runtime.rounds import due, peak_memory_mb, sent_of
 from corefed.types import Method, Tree, Update
 
-EVENTS = "events.jsonl"
 HISTORY = 5
 """Rounds whose accepted lengths say how long an update should be."""
 
@@ -54,6 +53,7 @@ class Desk(NamedTuple):
     link: Link
     log: Log
     experiment: Experiment
+    settings: str  # of the experiment, as tasks carry them
     agreement: Agreement
     method: Method
     template: checks.Template
@@ -74,7 +74,7 @@ class Collected(NamedTuple):
 
 def federate(path: Path, names: Sequence[str], rules: Rules, link: Link) -> dict[str, Any]:
     """Train the run in the folder `path` to its last round; its summary."""
-    log = Log(path / EVENTS)
+    log = Log(path / events.FILE)
     try:
         return _federate(record.Folder(path), names, rules, link, log)
     except UserError as error:
@@ -101,7 +101,17 @@ def _federate(
     template = checks.template(method, server, agreement.shape, agreement.targets)
     weights = privacy.averaging(method, server) if rules.dp_clip else None
     desk = Desk(
-        path.name, names, rules, link, log, experiment, agreement, method, template, weights
+        path.name,
+        names,
+        rules,
+        link,
+        log,
+        experiment,
+        joining.settings_of(experiment),
+        agreement,
+        method,
+        template,
+        weights,
     )
     if state is not None:
         (server,), _ = checkpoint.unpack(state, [server], {})
@@ -270,7 +280,7 @@ def _task(desk: Desk, kind: Any, t: int, name: str, sent: Tree) -> Task:
         desk.run,
         t,
         desk.names.index(name),
-        joining.settings_of(desk.experiment),
+        desk.settings,
         desk.agreement,
         rules.upload,
         rules.difference,

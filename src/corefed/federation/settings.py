@@ -9,13 +9,16 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from corefed.config import parse
 from corefed.describe import of_class
 from corefed.errors import UserError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
 def read(path: Path, missing: str) -> dict[str, Any]:
@@ -41,7 +44,7 @@ def table(content: Mapping[str, Any], cls: type[T], where: str) -> T:
             hint = f"did you mean {nearest[0]!r}" if nearest else f"there are {', '.join(kinds)}"
             raise UserError(f"There is no setting {written!r} in {where}; {hint}?")
         values[key] = parse(key, value, kinds[key], where)
-    required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]  # type: ignore[arg-type]
+    required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
     for key in required:
         if key not in values:
             raise UserError(f"{where} has no {key!r}.")

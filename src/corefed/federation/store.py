@@ -23,11 +23,8 @@ from typing import Any
 from corefed import files
 from corefed.errors import UserError
 from corefed.federation import digest
-from corefed.federation.protocol import VERSION
+from corefed.federation.protocol import VERSION, check_run
 from corefed.types import Tree
-
-RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-"""Names of runs: they become names of folders."""
 
 ABOUT, STATE, UPLOAD, DAMAGED = "about.json", "round", "upload", "damaged"
 KEPT = 2
@@ -162,12 +159,7 @@ class Store:
 
     def _folder(self, run: str) -> Path:
         """Checked before it touches a path: the name comes from the server."""
-        if not RUN.fullmatch(run):
-            raise UserError(
-                f"{run[:80]!r} is no name for a run; it takes 1 to 63 small letters, digits and "
-                "hyphens, and does not begin with a hyphen."
-            )
-        return self.path / run
+        return self.path / check_run(run)
 
     def _make(self, folder: Path) -> None:
         for one in (self.path, folder):

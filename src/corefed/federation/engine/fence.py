@@ -27,13 +27,12 @@ from typing import Any, NamedTuple
 
 from corefed.federation.engine import parent, patching
 from corefed.federation.operate.folder import LIMIT, REFUSED
+from corefed.federation.protocol import ENVELOPE
 
 BODY = 16 << 20
 """Bytes of a request; Flower sends arrays in pieces of 5 MiB."""
 REPLY = 256 << 20
 """Bytes of a reply where no training has said how many it expects."""
-ENVELOPE = 1 << 20
-"""Bytes of a reply beside what it expects: Flower's own records."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

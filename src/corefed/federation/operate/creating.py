@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from corefed import files
-from corefed.config import Experiment, resolve, to_toml
+from corefed.config import LOCAL, Experiment, resolve, to_toml
 from corefed.errors import UserError
 from corefed.federation import settings
 from corefed.federation.operate import certificates, folder, texts
@@ -25,8 +25,6 @@ from corefed.federation.rules import Rules
 from corefed.federation.rules import resolve as resolve_rules
 
 SECRET, PLAIN, PROGRAM = 0o600, 0o644, 0o755
-LOCAL = "local"
-"""What an experiment's `data` are in a federation: each client's own."""
 
 
 def create(
@@ -106,20 +104,25 @@ def _experiment(
     config: Path | None, assignments: Sequence[str], clients: int
 ) -> tuple[Experiment, list[str]]:
     """The experiment as a federation trains it: local data, one seed, as many clients as named."""
-    given = resolve(config, assignments=assignments)
-    wanted: dict[str, object] = {"data": LOCAL, "clients": clients, "partition": ""}
+    given, default = resolve(config, assignments=assignments), resolve()
+    experiment = federated(given, clients)
+    notes = [
+        f"{key} is {value or 'left out'} in a federation, not {was}"
+        for key in ("data", "clients", "partition")
+        for value, was in [(getattr(experiment.run, key), getattr(given.run, key))]
+        if was not in (value, getattr(default.run, key))
+    ]
+    return experiment, notes
+
+
+def federated(given: Experiment, clients: int) -> Experiment:
+    """An experiment with the data and the number of clients of a federation, if it can be one."""
     if len(given.run.seeds) != 1:
         raise UserError("A federation trains with one seed; give one, as in --set seeds=0.")
     if given.run.cohort > clients:
         raise UserError(f"cohort is {given.run.cohort}; there are only {clients} clients.")
-    default = resolve().run
-    notes = [
-        f"{key} is {value or 'left out'} in a federation, not {getattr(given.run, key)}"
-        for key, value in wanted.items()
-        if getattr(given.run, key) not in (value, getattr(default, key))
-    ]
-    run = dataclasses.replace(given.run, **wanted)  # type: ignore[arg-type]
-    return dataclasses.replace(given, run=run), notes
+    run = dataclasses.replace(given.run, data=LOCAL, clients=clients, partition="")
+    return dataclasses.replace(given, run=run)
 
 
 def _rules(given: Sequence[str]) -> Rules:

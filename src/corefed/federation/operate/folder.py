@@ -25,6 +25,7 @@ from corefed import files, ranges
 from corefed.errors import UserError
 from corefed.federation import rules, settings
 from corefed.federation.operate.address import LISTEN, Address, listening
+from corefed.federation.protocol import check_run
 from corefed.federation.rules import Rules
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 FEDERATION, CLIENT = "federation.toml", "client.toml"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
-RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 LOCK = ".lock"
 LIMIT, REFUSED = "message_limit", "refused.jsonl"  # between the training and `fence.py`
 
@@ -263,15 +263,6 @@ def check_names(names: tuple[str, ...] | list[str], where: str) -> None:
             )
         if list(names).count(name) > 1:
             raise UserError(f"{name!r} is there twice ({where}); every client has its own name.")
-
-
-def check_run(name: str) -> str:
-    if not RUN.fullmatch(name):
-        raise UserError(
-            f"{name!r} is no name for a run: up to 63 of a-z, 0-9 and '-', the first a letter or "
-            "digit."
-        )
-    return name
 
 
 def require(path: Path, mend: str) -> None:

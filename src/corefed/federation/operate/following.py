@@ -18,11 +18,12 @@ from corefed.config import Experiment, resolve
 from corefed.errors import UserError
 from corefed.federation import events
 from corefed.federation.operate import processes
-from corefed.federation.operate.creating import LOCAL
-from corefed.federation.operate.folder import Server, check_run, exclusively, started
+from corefed.federation.operate.creating import federated
+from corefed.federation.operate.folder import Server, exclusively, started
 from corefed.federation.operate.processes import LINK, say
+from corefed.federation.protocol import check_run
 
-EVENTS, SUBMITTED = "events.jsonl", "flower.json"
+SUBMITTED = "flower.json"
 LOOK = 0.3
 """Seconds between looks at the files."""
 ASK = (2.0, 15.0)
@@ -41,7 +42,8 @@ def start(
     """Prepare a run, submit it and follow it; an exit code."""
     server = Server.read(directory)
     name = check_run(name or time.strftime("%Y%m%d-%H%M%S"))
-    experiment = _experiment(server, server.path / record.EXPERIMENT, assignments)
+    given = resolve(server.path / record.EXPERIMENT, assignments=assignments)
+    experiment = federated(given, len(server.clients))
     folder = server.runs / name
     if record.begun(folder):
         raise UserError(
@@ -119,15 +121,6 @@ def _runs(server: Server, quiet: bool) -> list[dict[str, Any]]:
     return runs
 
 
-def _experiment(server: Server, path: Path, assignments: Sequence[str]) -> Experiment:
-    """The federation's experiment for the clients that it has now."""
-    given = resolve(path, assignments=assignments)
-    if len(given.run.seeds) != 1:
-        raise UserError("A federation trains with one seed; give one, as in --set seeds=0.")
-    fixed: dict[str, object] = {"data": LOCAL, "clients": len(server.clients)}
-    return resolve(path, assignments=[*assignments, *(f"{k}={v}" for k, v in fixed.items())])
-
-
 def _ready(server: Server) -> None:
     """A server that answers, and trains nothing else: clients do one task at a time."""
     _wait_for_server(server)
@@ -171,7 +164,7 @@ def _submit(
     server: Server, directory: Path, name: str, experiment: Experiment, *, json: bool, quiet: bool
 ) -> int:
     folder = server.runs / name
-    before = len(events.read(folder / EVENTS))
+    before = len(events.read(folder / events.FILE))
     app = str(server.path / "app")
     setting = f"run={jsonlib.dumps(name)}"
     answer = processes.flwr(server, "run", app, LINK, "--run-config", setting, quiet=quiet)
@@ -219,7 +212,7 @@ def _follow(
     ended: dict[str, Any] | None = None
     while True:
         lines, _ = record.read_lines(folder / record.ROUNDS)
-        happened = events.read(folder / EVENTS)
+        happened = events.read(folder / events.FILE)
         if not hidden:
             for event in happened[heard:]:
                 tell(events.sentence(event))

@@ -43,7 +43,7 @@ def status(directory: Path, *, quiet: bool) -> dict[str, Any]:
 def _run(folder: Path, flower: dict[str, Any] | None) -> dict[str, Any]:
     values = settings.read(folder / record.EXPERIMENT, "the run is damaged")
     lines, _ = record.read_lines(folder / record.ROUNDS)
-    happened = events.read(folder / following.EVENTS)
+    happened = events.read(folder / events.FILE)
     complete = (folder / record.SUMMARY).exists()
     going = flower is not None and not flower["ended"]
     state = "complete" if complete else "going on" if going else "stopped"

@@ -10,7 +10,6 @@ squared deviations (M2) of each client's: with delta = mean_b - mean_a and n = n
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from corefed.data.clients import SCALES
 from corefed.errors import UserError
+from corefed.federation import digest
 from corefed.federation.protocol import Agreement
 from corefed.federation.reading import classes as naming
 
@@ -99,8 +99,7 @@ def agree(
 
 def named(columns: Sequence[str]) -> str:
     """A digest of columns' names, by which sites can compare them without telling them."""
-    text = "\n".join(columns).encode()
-    return hashlib.blake2b(text, digest_size=8).hexdigest() if columns else ""
+    return digest.of({}, *columns) if columns else ""
 
 
 def _check_columns(tables: Mapping[str, Mapping[str, Any]]) -> None:
@@ -132,7 +131,7 @@ def check(description: Mapping[str, Any]) -> str:
         return f"has names of classes that are not 1 to {naming.LONGEST} characters"
     if len(names) > naming.MOST or len(set(names)) < len(names):
         return f"has more than {naming.MOST} classes, or one of them twice"
-    if not re.fullmatch(r"([0-9a-f]{16})?", description["columns"]):
+    if not re.fullmatch(r"([0-9a-f]{32})?", description["columns"]):
         return "has no digest of its columns"
     if description["train"] < 1 or description["test"] < 0:
         return "has no training points, or a negative number of test points"
