@@ -46,7 +46,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
 	@echo "==> installing corefed and its dependencies into $(VENV) (once; PyTorch is large)"
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,vision,flower]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,vision,flower,report,tables,mlflow,tensorboard,docs]'
 	@touch $@
 
 # --- A first look --------------------------------------------------------------------------------

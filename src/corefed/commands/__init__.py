@@ -1,0 +1,1 @@
+"""The commands of the command line: flags and help texts, and one call each."""
