@@ -85,7 +85,8 @@ def test_the_folder_of_a_run(finished: Path) -> None:
     assert summary["cost"]["bytes_up"] == summary["cost"]["bytes_down"] == 16 * 2 * 610 * 4
     assert summary["cost"]["examples_processed"] == sum(sum(each["examples"]) for each in lines)
     assert sorted(p.name for p in finished.iterdir()) == [
-        "checkpoint", "experiment.toml", "rounds.jsonl", "summary.json",
+        "checkpoint", "data.json", "experiment.toml", "fitted.safetensors", "held_out.safetensors",
+        "rounds.jsonl", "summary.json",
     ]  # fmt: skip
     assert [p.name for p in (finished / "checkpoint").iterdir()] == ["state.safetensors"]
 
@@ -198,7 +199,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch: pytest.Monke
 def test_ctrl_c_while_loading_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "prepare", lambda _: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(rounds, "prepare", lambda *_: signal.raise_signal(signal.SIGINT))
     result = corefed("run", *SMALL, "--out", tmp_path / "run")
     assert result.code == 130
     assert result.err == "nothing written\n"

@@ -60,12 +60,15 @@ def concrete(experiment: Experiment) -> Experiment:
     )
 
 
-def prepare(experiment: Experiment) -> Setup:
-    """Load, check and deal the data; build model, method and clients. Writes nothing."""
+def prepare(experiment: Experiment, data: federation.FederatedData | None = None) -> Setup:
+    """Load, check and deal the data; build model, method and clients. Writes nothing.
+
+    Data that are at hand already, clients and all, are taken instead of those the run names.
+    """
     experiment = concrete(experiment)
     run = experiment.run
     device = torch.device(run.device)
-    data = load(run)
+    data = load(run) if data is None else data
     data = data._replace(train=data.train.to(device), test=data.test.to(device))
     model = network(run, data.train.x.shape[2:], data.classes, data.targets)
     method = registry.build(run.method, experiment.settings, model)

@@ -1,8 +1,11 @@
 """The folder of a run: experiment.toml, rounds.jsonl, checkpoint/, summary.json.
 
     experiment.toml                 every setting, so that the run can be repeated; written first
+    data.json                       what each client has, and how points are made ready
     rounds.jsonl                    one line a round
     checkpoint/state.safetensors    the last checkpoint, see `checkpoint.py`
+    fitted.safetensors              the models, and held_out.safetensors what they say of the test
+                                    points, see `fitted.py`
     summary.json                    the result; written last, so it means that the run is complete
 
 Files are replaced whole (temporary file, fsync, rename), except rounds.jsonl, which grows; a
@@ -19,7 +22,7 @@ import re
 import statistics
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -135,6 +138,11 @@ class Folder:
         with self._writing(f"The checkpoint before round {round_} is kept, if there was one"):
             (self.path / STATE).parent.mkdir(exist_ok=True)
             self._replace(STATE, content)
+
+    def keep(self, write: Callable[[Path], None]) -> None:
+        """Let another part of the program write its files beside the record."""
+        with self._writing("What was recorded before is kept"):
+            write(self.path)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         with self._writing("The rounds and the checkpoint are kept"):

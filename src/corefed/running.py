@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from corefed import record, report
+from corefed import record, report, tracking
 from corefed.config import resolve
 from corefed.errors import UserError
 from corefed.runtime import rounds
@@ -32,8 +32,10 @@ def execute(
     resume: Path | None,
     quiet: bool,
     json: bool,
+    track: Sequence[str] = (),
 ) -> int:
     """Resolve, train, print; the exit code, 130 after Ctrl-C."""
+    followers = tracking.names(track)
     if resume is not None:
         if out is not None:
             raise UserError("--resume goes on in its own folder; leave out --out.")
@@ -48,14 +50,28 @@ def execute(
     else:
         hint = "it has no checkpoint (checkpoint_every = 0) to go on from"
     try:
-        with stop_on_interrupt(folder) as stop, progress(run.rounds) as show:
+        with (
+            tracking.following(followers, folder) as trackers,
+            stop_on_interrupt(folder) as stop,
+            progress(run.rounds) as show,
+        ):
+            for name in tracking.forgotten(followers, folder) if resume is not None else []:
+                print(f"note: {name} followed this run; --track {name} goes on", file=sys.stderr)
+
+            def on_round(line: dict[str, Any]) -> None:
+                if not (quiet or json):
+                    show(line)
+                trackers.round(line)
+
             trained = rounds.train(
                 experiment,
                 folder,
                 resume=resume is not None,
-                on_round=(lambda line: None) if quiet or json else show,
+                on_begin=trackers.start,
+                on_round=on_round,
                 stop=lambda: bool(stop),
             )
+            trackers.finish(trained.summary, "finished" if trained.finished else "stopped")
     except KeyboardInterrupt:
         begun = record.begun(folder)
         print(f"stopped inside a round; {hint}" if begun else "nothing written", file=sys.stderr)

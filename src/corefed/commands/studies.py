@@ -1,4 +1,4 @@
-"""`corefed coreset`, `bench`, `reproduce`: coresets alone, measurements, the paper's experiments."""
+"""`corefed coreset`, `bench`, `reproduce`: coresets alone, measurements, the experiments."""
 
 from __future__ import annotations
 

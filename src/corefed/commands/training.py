@@ -56,6 +56,10 @@ def run(
     data_dir: Annotated[
         Path | None, typer.Option(help="Where data lie, before $COREFED_DATA and the cache.")
     ] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Log to mlflow or tensorboard too. May be repeated.", metavar="TOOL"),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")] = False,
     json: Json = False,
 ) -> None:
@@ -75,5 +79,14 @@ def run(
     given = {key: value for key, value in flags.items() if value is not None}
     from corefed.running import execute
 
-    code = execute(config, given, assignments or [], out=out, resume=resume, quiet=quiet, json=json)
+    code = execute(
+        config,
+        given,
+        assignments or [],
+        out=out,
+        resume=resume,
+        track=track or [],
+        quiet=quiet,
+        json=json,
+    )
     raise typer.Exit(code)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from corefed.data.datasets import Dataset
 from corefed.data.partition import Split
+from corefed.data.preparation import Preparation
 from corefed.errors import UserError
 from corefed.types import ClientData
 
@@ -25,6 +26,7 @@ class FederatedData(NamedTuple):
     names: list[str]  # [C]
     labels: tuple[str, ...] = ()  # names of the classes; empty for regression
     notes: tuple[str, ...] = ()  # what whoever reads results should know of the data
+    preparations: tuple[Preparation, ...] = ()  # one a seed: how later points are made ready
 
 
 def federate(
@@ -43,14 +45,20 @@ def federate(
             raise UserError(f"Client {client} has no training points; use fewer clients.")
     _check_memory(dataset, splits, memory_mb)
     mean, std = _training_scale(dataset, splits) if scale == "standard" else (0.0, 1.0)
+    targets = 0 if dataset.classes else dataset.y.shape[-1]
+    labels = dataset.labels or tuple(map(str, range(dataset.classes)))
+    preparation = Preparation(
+        tuple(dataset.x.shape[1:]), labels, tuple(f"y{d}" for d in range(targets)), (mean,), (std,)
+    )
     return FederatedData(
         train=_pad(dataset, [one.train for one in splits], mean, std),
         test=_pad(dataset, [one.test for one in splits], mean, std),
         classes=dataset.classes,
-        targets=0 if dataset.classes else dataset.y.shape[-1],
+        targets=targets,
         names=[f"client {client}" for client in range(len(splits))],
-        labels=dataset.labels or tuple(map(str, range(dataset.classes))),
+        labels=labels,
         notes=dataset.notes,
+        preparations=(preparation,),
     )
 
 
@@ -67,6 +75,7 @@ def stack(many: list[FederatedData]) -> FederatedData:
         names=[name for one in many for name in one.names],
         labels=first.labels,
         notes=tuple(dict.fromkeys(note for one in many for note in one.notes)),
+        preparations=tuple(each for one in many for each in one.preparations),
     )
 
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from corefed import checkpoint, record, rng
+from corefed import checkpoint, fitted, record, rng
 from corefed.config import Experiment, Run, to_dict
+from corefed.data.clients import FederatedData
 from corefed.errors import UserError
 from corefed.evaluate import evaluate
 from corefed.experiment import Setup, prepare
@@ -36,21 +37,25 @@ def train(
     experiment: Experiment,
     out: Path | None = None,
     *,
+    data: FederatedData | None = None,
     resume: bool = False,
+    on_begin: Callable[[dict[str, Any], list[Line]], None] = lambda values, lines: None,
     on_round: Callable[[Line], None] = lambda line: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Trained:
     """Run an experiment, recording it in the folder `out` if there is one.
 
     Whatever can be refused is refused before `out` is made. `stop` is asked after each round; a run
-    that it ends has its checkpoint, and `resume` goes on from there to the same result.
+    that it ends has its checkpoint, and `resume` goes on from there to the same result. `on_begin`
+    is told every setting and the rounds that are there already. `data` are taken instead of those
+    that the experiment names.
     """
     folder = None if out is None else record.Folder(out)
     if folder is not None and not resume:
         folder.refuse_existing()
     if folder is not None and experiment.run.checkpoint_every:
         checkpoint.require_library()
-    setup = prepare(experiment)
+    setup = prepare(experiment, data)
     run, clients, servers = setup.experiment.run, setup.clients, setup.servers
     values = to_dict(setup.experiment)
     lines: list[Line] = []
@@ -60,7 +65,9 @@ def train(
             servers, clients.private = checkpoint.unpack(state, servers, clients.private)
     elif folder is not None:
         folder.create(setup.experiment)
+        folder.keep(lambda path: fitted.keep_data(path, setup.data))
 
+    on_begin(values, lines)
     for t in range(len(lines), run.rounds):
         line, servers = _round(setup, servers, t)
         lines.append(line)
@@ -77,6 +84,8 @@ def train(
     about = {**record.environment(run.device), "notes": list(setup.data.notes)}
     summary = record.summarise(values, lines, about)
     if folder is not None and finished:
+        if run.checkpoint_every:
+            folder.keep(lambda path: fitted.keep_models(path, setup, servers))
         folder.finish(summary)
     return Trained(summary, finished, setup, servers)
 
