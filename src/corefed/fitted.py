@@ -188,7 +188,8 @@ class Fitted(NamedTuple):
 
 def load(folder: Path) -> Fitted:
     """The models in a run's folder."""
-    record.Folder(folder).refuse_missing()
+    if not record.begun(folder):
+        raise UserError(f"{folder} holds no run of corefed: it has no {record.EXPERIMENT}.")
     data = read_data(folder)
     preparations = tuple(Preparation.from_dict(each) for each in data["preparations"])
     experiment = resolve(folder / record.EXPERIMENT)
