@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import struct
 from pathlib import Path
@@ -233,6 +234,7 @@ def test_summary_by_hand(experiment: Experiment) -> None:
 
 def test_a_single_seed_has_no_spread() -> None:
     assert record.over_seeds([0.5]) == {"mean": 0.5, "std": 0.0, "per_seed": [0.5]}
+    assert math.isnan(record.over_seeds([0.5, math.nan])["std"])
 
 
 def test_an_unfinished_run_can_be_read(folder: Folder) -> None:

@@ -16,6 +16,7 @@ first two files, so that an unfinished run can be read as well.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -261,7 +262,9 @@ def summarise(
 
 def over_seeds(each: Sequence[float]) -> dict[str, Any]:
     """Mean and standard deviation (divisor: seeds - 1; 0 for a single seed)."""
-    std = statistics.stdev(each) if len(each) > 1 else 0.0
+    std = 0.0
+    if len(each) > 1:  # of Python 3.11, stdev of NaN raises
+        std = statistics.stdev(each) if all(map(math.isfinite, each)) else math.nan
     return {"mean": statistics.fmean(each), "std": std, "per_seed": list(each)}
 
 

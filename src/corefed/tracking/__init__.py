@@ -13,6 +13,7 @@ means over seeds, costs are those so far of all seeds together.
 
 from __future__ import annotations
 
+import re
 import shlex
 import statistics
 import sys
@@ -143,8 +144,8 @@ def names(given: Sequence[str]) -> list[str]:
     for name in (part.strip() for text in given for part in text.split(",")):
         if name not in MARKS:
             near = get_close_matches(name, MARKS, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}" if near else f"there are {' and '.join(MARKS)}"
-            raise UserError(f"There is no tracker {name!r} (--track); {hint}?")
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {' and '.join(MARKS)}."
+            raise UserError(f"There is no tracker {name!r} (--track); {hint}")
         found[name] = None
     return list(found)
 
@@ -154,7 +155,13 @@ def forgotten(given: Sequence[str], folder: Path) -> list[str]:
     return [n for n, mark in MARKS.items() if n not in given and (folder / mark).exists()]
 
 
+def public(text: str) -> str:
+    """Addresses without the user and password in them, to be printed and remembered."""
+    return re.sub(r"//[^/@\s]*@", "//", text)
+
+
 def reason(error: BaseException) -> str:
-    """The first line of an exception, without its full stop."""
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+    """The first line of an exception, without its full stop; of a long one, both ends."""
+    lines = public(str(error)).strip().splitlines()
+    text = (lines[0] if lines else type(error).__name__).rstrip(".")
+    return text if len(text) <= 240 else f"{text[:120]} ... {text[-115:]}"

@@ -1,9 +1,10 @@
 """MLflow: one run of it for one run of ours, by its client (mlflow-skinny is enough).
 
-Where: MLFLOW_TRACKING_URI, or the folder mlruns/ below the working directory, which is MLflow's own
-place for a store of files; nothing else is needed for it, and several runs can write side by side.
-Newer versions of MLflow want to be asked for it, by MLFLOW_ALLOW_FILE_STORE. Which experiment:
-MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME, or "corefed".
+Where: MLFLOW_TRACKING_URI; or what MLflow has in the working directory, its database mlflow.db if
+there is one (its files would be taken for a broken store in mlruns/), else the folder mlruns/. A
+store of files needs nothing else, and several runs can write side by side; newer versions of MLflow
+want to be asked for it, by MLFLOW_ALLOW_FILE_STORE. Which experiment: MLFLOW_EXPERIMENT_ID or
+MLFLOW_EXPERIMENT_NAME, or "corefed".
 
 RUN/mlflow.json remembers both, so that a resumed run goes on in the same run of MLflow, with the
 round after the last one it has. MLflow keeps parameters for ever, so a setting that a resumed run
@@ -29,12 +30,16 @@ from urllib.request import url2pathname
 
 from corefed import __version__, files, record
 from corefed.errors import UserError
-from corefed.tracking import MARKS, Outcome, Point, reason
+from corefed.tracking import MARKS, Outcome, Point, public, reason
 
 EXPERIMENT = "corefed"
 PAUSE = 2.0
 """Seconds between messages: rounds of milliseconds are sent many at a time."""
-IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
+IMPATIENT = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+}
 """A server that is gone must not hold up training for the minutes that MLflow would try."""
 LAST = "cost/seconds_per_round"
 """The metric that ends a round: where it is, the round's others are."""
@@ -51,13 +56,13 @@ def reach(folder: Path) -> Run:
     for name, value in IMPATIENT.items():
         os.environ.setdefault(name, value)
     before = _remembered(folder)
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or before.get("tracking_uri") or "mlruns"
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or before.get("tracking_uri") or _default()
     try:
         local = _local(uri)
         if local is not None:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             uri = local.resolve().as_uri()
-        same = before.get("tracking_uri") == _public(uri)
+        same = before.get("tracking_uri") == public(uri)
         run = Run(uri, before.get("run_id") if same else None)
         if local is None or local.is_dir():
             run.look()
@@ -65,7 +70,7 @@ def reach(folder: Path) -> Run:
             raise OSError(f"no folder can be made at {local}")
     except Exception as error:
         raise UserError(
-            f"--track mlflow cannot use {_public(uri)}: {reason(error)}. Start the server or "
+            f"--track mlflow cannot use {public(uri)}: {reason(error)}. Start the server or "
             "correct MLFLOW_TRACKING_URI; nothing was written."
         ) from error
     return run
@@ -104,7 +109,7 @@ class Run:
         self._folder = folder
         settings = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
         known = self._go_on() or self._create(values)
-        remembered = {"tracking_uri": _public(self._uri), "run_id": self._id}
+        remembered = {"tracking_uri": public(self._uri), "run_id": self._id}
         files.replace(folder / MARKS["mlflow"], (json.dumps(remembered) + "\n").encode())
         self._settings(known.data.params, settings)
         self._skip = self._logged()
@@ -193,6 +198,13 @@ class Run:
         self._sent = time.monotonic()
 
 
+def _default() -> str:
+    """Where `mlflow ui` looks in this working directory."""
+    if Path("mlflow.db").exists() and find_spec("sqlalchemy") is not None:
+        return f"sqlite:///{Path('mlflow.db').resolve()}"
+    return "mlruns"
+
+
 def _milliseconds() -> int:
     return int(time.time() * 1000)
 
@@ -216,12 +228,6 @@ def _local(uri: str) -> Path | None:
     if parts.scheme == "file":
         return Path(url2pathname(parts.path))
     return Path(uri) if not parts.scheme and uri not in ("databricks", "uc") else None
-
-
-def _public(uri: str) -> str:
-    """A URI without the user and password in it, to be printed and remembered."""
-    parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else uri
 
 
 def _existing(path: Path) -> Path:

@@ -9,8 +9,8 @@ in it (`purge_step`) makes TensorBoard drop what an interrupted round left beyon
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,7 @@ from corefed import report
 from corefed.errors import UserError
 from corefed.tracking import MARKS, Outcome, Point
 
-FLUSH = 5.0
+FLUSH = 5
 """Seconds after which what was logged is on the disk, and so on TensorBoard's page."""
 
 
@@ -36,6 +36,11 @@ def reach(folder: Path) -> Writer:
 class Writer:
     """One run's event files."""
 
+    def __init__(self) -> None:
+        self._writer: Any = None
+        # The library writes in a thread, whose failure it raises at our next call as well.
+        self._hook = threading.excepthook
+
     def start(self, folder: Path, values: Mapping[str, Any], points: Sequence[Point]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -44,39 +49,34 @@ class Writer:
         self._last = points[-1].round if points else 0
         path = folder / MARKS["tensorboard"]
         logged = _logged(path)
-        purge = None if logged is None else min(logged, self._last) + 1
-        # The library writes in a thread, whose failure it raises at our next call as well.
-        self._hook = threading.excepthook
         threading.excepthook = self._thread_failed
-        self._writer = SummaryWriter(str(path), purge_step=purge, flush_secs=int(FLUSH))
-        table = "".join(f"| {k} | {value} |\n" for k, value in self._settings.items())
-        self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{table}", self._last)
-        for point in points:
-            if point.round >= (purge or 0):
-                self.round(point)
-        self._flush()
+        purge = None if logged is None else min(logged, self._last) + 1
+        with self._writing():
+            self._writer = SummaryWriter(str(path), purge_step=purge, flush_secs=FLUSH)
+            rows = "".join(f"| {k} | {value} |\n" for k, value in self._settings.items())
+            self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", self._last)
+            for point in points:
+                if point.round >= (purge or 0):
+                    self.round(point)
+            self._writer.flush()
 
     def round(self, point: Point) -> None:
-        try:
+        with self._writing():
             for name, mean in point.means.items():
                 self._writer.add_scalar(name, mean, point.round)
             for name, each in point.by_seed.items():
                 for seed, value in each.items():
                     self._writer.add_scalar(f"{name}/seed-{seed}", value, point.round)
-        except BaseException:
-            self._close()
-            raise
         self._last = point.round
 
     def finish(self, summary: Mapping[str, Any] | None, outcome: Outcome) -> None:
-        try:
+        with self._writing():
             if summary is not None and summary["metrics"]:
                 self._draw()
                 if outcome == "finished":
                     self._compare(summary)
             self._writer.flush()
-        finally:
-            self._close()
+        self._close()
 
     def _draw(self) -> None:
         """The learning curves, as `corefed compare --plot` draws them."""
@@ -96,17 +96,20 @@ class Writer:
         for part in hparams(self._settings, metrics):
             self._writer.file_writer.add_summary(part)
 
-    def _flush(self) -> None:
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            self._writer.flush()
+            yield
         except BaseException:
             self._close()
             raise
 
     def _close(self) -> None:
-        with suppress(Exception):  # what failed before fails again
-            self._writer.close()
-        threading.excepthook = self._hook
+        if self._writer is not None:
+            with suppress(Exception):  # what failed before fails again
+                self._writer.close()
+        if threading.excepthook == self._thread_failed:
+            threading.excepthook = self._hook
 
     def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
         if not type(failure.thread).__module__.startswith("tensorboard."):
