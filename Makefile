@@ -6,16 +6,17 @@ QUICKSTART := runs/quickstart
 FEDERATION := runs/federation-demo
 # Under make -j the steps would share two cores and mix what they print.
 .NOTPARALLEL:
-.PHONY: help install run federation-demo test lint format check wheel-check clean
+.PHONY: help install run federation-demo test lint format check wheel-check docs docs-serve clean
 
 help:
-	@echo "make run          train on the built-in digits and print a comparison (under 90 s)"
+	@echo "make run          train on the built-in digits, print a comparison and write a page (under 90 s)"
 	@echo "make federation-demo  a server and three clients as processes, one killed on the way"
 	@echo "make test         style, types, the built wheel and all tests"
 	@echo "make lint         style and types only"
 	@echo "make check        tests only; make check ARGS='-k coreset' picks some"
 	@echo "make format       put the code into shape"
 	@echo "make wheel-check  build the wheel and run it from outside the source tree"
+	@echo "make docs         build the documentation into site/; make docs-serve shows it"
 	@echo "make clean        remove the environment, caches and the quickstart's results"
 
 # --- The environment -----------------------------------------------------------------------------
@@ -65,6 +66,9 @@ run: install
 	@echo "==> the three side by side"
 	$(BIN)/corefed compare $(QUICKSTART)/coreset-pfedbayes $(QUICKSTART)/pfedbayes \
 		$(QUICKSTART)/random-subset
+	@echo "==> and as a page"
+	$(BIN)/corefed report $(QUICKSTART)/coreset-pfedbayes $(QUICKSTART)/pfedbayes \
+		$(QUICKSTART)/random-subset --out $(QUICKSTART)/report.html
 
 # A real federation: a server and three clients as processes of this machine, one of them killed.
 federation-demo: install
@@ -89,13 +93,13 @@ endif
 endif
 
 # Two processes of one thread each: on two cores faster than one process of two threads. Tests of
-# real federations start processes of their own and come afterwards, alone. Exit code 5 of pytest
-# is that ARGS picked none of these.
+# real federations start processes of their own and come afterwards, two files at a time: those of
+# a file share one federation. Exit code 5 of pytest is that ARGS picked none of these.
 check: install
 	@echo "==> tests (data: $${COREFED_DATA:-only what is built in})"
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m 'not federation' $(ARGS) || [ $$? -eq 5 ]
 	@echo "==> tests of real federations: processes that are killed, frozen and made to lie"
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m federation $(ARGS) || [ $$? -eq 5 ]
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m federation $(ARGS) || [ $$? -eq 5 ]
 
 # The wheel is installed into a folder of its own that comes before the source tree on the path.
 wheel-check: install
@@ -109,10 +113,24 @@ wheel-check: install
 	"$$python" -m corefed --version && \
 	"$$folder/site/bin/corefed" methods
 
+# --- The documentation ---------------------------------------------------------------------------
+
+# Material for MkDocs prints a page about its successor otherwise.
+export NO_MKDOCS_2_WARNING := 1
+
+docs: install
+	@echo "==> the documentation, into site/"
+	$(BIN)/mkdocs build --quiet
+
+docs-serve: install
+	$(BIN)/mkdocs serve --no-strict
+
+# --- Housekeeping --------------------------------------------------------------------------------
+
 format: install
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) $(QUICKSTART) $(FEDERATION) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(QUICKSTART) $(FEDERATION) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,7 +19,8 @@ torch.set_num_threads(1)
 def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Server, alice and bob as processes; carol is registered and never comes.
 
-    Tests that use it are marked `federation` and run in one process, so that there is one of it.
+    Tests that use it are marked `federation`; the files they stand in share it where they run in
+    the same process.
     """
     from federation_processes import shared
 

@@ -36,22 +36,28 @@ class Process:
     def __init__(self, name: str, arguments: Sequence[object], log: Path) -> None:
         self.name = name
         self.command = [sys.executable, "-m", "corefed", *map(str, arguments)]
+        self.environment = {"OMP_NUM_THREADS": "1"}  # beside that of the tests
         self.log = log
         self.began = 0  # where in the log the present process begins
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Process:
         assert self.process is None
-        with self.log.open("ab") as log:
-            self.began = log.tell()
-            self.process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
+        # A shell has what it runs in the background ignore Ctrl-C, and so all that this starts.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with self.log.open("ab") as log:
+                self.began = log.tell()
+                self.process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **self.environment},
+                    start_new_session=True,
+                )
+        finally:
+            signal.signal(signal.SIGINT, before)
         return self
 
     def said(self) -> str:

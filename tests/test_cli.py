@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,15 @@ def test_resume_with_more_rounds_goes_on(tmp_path: Path) -> None:
     assert grown["metrics"] == whole["metrics"]
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Ctrl-C as Python takes it; a shell has what it runs in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_ctrl_c_finishes_the_round_and_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +193,7 @@ def test_ctrl_c_finishes_the_round_and_can_be_resumed(
     assert resumed["metrics"] == whole["metrics"]
 
 
+@pytest.mark.usefixtures("heard")
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object) -> object:
         """Raised in this thread: another one could still hold the first when the second comes."""
@@ -196,6 +207,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert "stopped inside a round; go on with" in result.err
 
 
+@pytest.mark.usefixtures("heard")
 def test_ctrl_c_while_loading_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

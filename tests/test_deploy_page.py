@@ -37,7 +37,7 @@ def end(group: int) -> None:
 
 @pytest.mark.federation
 def test_the_commands_as_they_stand_there(tmp_path: Path) -> None:
-    found = re.search(r"<!-- executed -->\n```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    found = re.search(r"<!-- executed by \S+ -->\n```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None
     script = found.group(1).replace("18000", str(free_port()))
     assert script.count("corefed federation") == 8
@@ -53,7 +53,7 @@ def test_the_commands_as_they_stand_there(tmp_path: Path) -> None:
             start_new_session=True,
         )
         try:
-            code = shell.wait(180)
+            code = shell.wait(600)
         finally:
             end(shell.pid)
     said = words.read_text()
@@ -61,6 +61,7 @@ def test_the_commands_as_they_stand_there(tmp_path: Path) -> None:
     run = tmp_path / "trial" / "server" / "runs" / "first"
     assert len(record.read_lines(run / record.ROUNDS)[0]) == 4
     assert "alice" in said and "connected" in said
+    assert len((tmp_path / "alice.csv").read_text().splitlines()) > 100
 
 
 def test_every_rule_is_listed_with_what_it_does() -> None:

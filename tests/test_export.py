@@ -38,7 +38,9 @@ def test_a_client_reads_what_a_simulation_deals(tmp_path: Path, spec: str, scale
     if scale == "standard":
         # Equal up to the rounding of torch's own sum in float32; the rows with its very numbers.
         dataset = datasets.load("digits")
-        mean, std = clients._training_scale(dataset, partition.split(spec, dataset, 3, 4))
+        splits = partition.split(spec, dataset, 3, 4)
+        (found,) = clients.federate(dataset, splits, scale="standard").preparations
+        (mean,), (std,) = found.mean, found.std
         assert (agreement.mean, agreement.std) == pytest.approx((mean, std), rel=1e-6)
         agreement = dataclasses.replace(agreement, mean=mean, std=std)
     if spec != "labels:2":

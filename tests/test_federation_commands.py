@@ -1,4 +1,4 @@
-"""What an operator types: run, status, stop, resume, with real processes and with mistakes."""
+"""What an operator types: demo, run, status, stop, resume, with real processes and mistakes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from commands import corefed
 from federation_processes import Federation
 
 from corefed import record
-from corefed.federation.operate import creating, following, processes, serving
+from corefed.federation.operate import creating, demo, following, processes, serving
 from corefed.federation.operate.folder import Client, Server
 
 real = pytest.mark.federation
-"""Tests with the federation that several share."""
+"""Tests with real processes; but for the demonstration, of the federation that several share."""
 
 
 def test_help_needs_neither_flower_nor_torch() -> None:
@@ -33,6 +33,17 @@ def test_help_needs_neither_flower_nor_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--clients" in done.stdout
+
+
+@real
+def test_the_demonstration(tmp_path: Path) -> None:
+    """A client killed in a round that needs everybody: asked again, the round is as it would be."""
+    assert demo.main(tmp_path / "demo") == 0
+    run = tmp_path / "demo" / "federation" / "server" / "runs" / "demo"
+    attempts = [
+        line["federation"]["attempts"] for line in record.read_lines(run / record.ROUNDS)[0]
+    ]
+    assert max(attempts) > 1
 
 
 # One training after the other: each needs what the ones before it left.

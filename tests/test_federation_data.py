@@ -18,12 +18,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corefed.data import classes as naming
 from corefed.data import datasets
 from corefed.data.datasets import Dataset
 from corefed.errors import UserError
 from corefed.federation.protocol import Agreement
 from corefed.federation.reading import agreement as agreements
-from corefed.federation.reading import classes as naming
 from corefed.federation.reading import local_data
 from corefed.federation.reading.local_data import LocalData, agree, describe, fingerprint, fit
 
@@ -422,14 +422,14 @@ def test_a_part_of_each_class_is_for_testing(counts: list[int], fraction: float,
     y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     y = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))]
     dataset = Dataset("any", torch.zeros(len(y), 1), y, len(counts))
-    test = local_data._drawn(dataset, fraction, seed)
+    test = local_data.drawn(dataset, fraction, seed)
     for label, count in enumerate(counts):
         drawn = int(test[y == label].sum())
         assert drawn < count
         assert abs(drawn - fraction * count) < 1 + 1e-6 or (
             drawn == count - 1 and fraction * count > count - 1
         )
-    assert torch.equal(test, local_data._drawn(dataset, fraction, seed))
+    assert torch.equal(test, local_data.drawn(dataset, fraction, seed))
 
 
 def test_the_split_is_the_same_at_every_call_and_random(tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_the_split_is_the_same_at_every_call_and_random(tmp_path: Path) -> None:
 def test_every_point_is_tested_in_some_split() -> None:
     """No point of a class is more likely to test than another: 0.25 of 400 splits, +- 0.1."""
     dataset = Dataset("any", torch.zeros(7, 1), torch.tensor([0, 1, 0, 1, 1, 0, 1]), 2)
-    often = sum(local_data._drawn(dataset, 0.25, seed).double() for seed in range(400)) / 400
+    often = sum(local_data.drawn(dataset, 0.25, seed).double() for seed in range(400)) / 400
     assert isinstance(often, torch.Tensor)
     assert bool(((often - 0.25).abs() < 0.1).all()), often  # 4.6 standard deviations of 0.0217
 

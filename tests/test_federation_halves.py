@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import errno
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from commands import corefed
 from federation_points import deal
 
-from corefed import config, record
+from corefed import config, fitted, record
 from corefed.federation import client, server
 from corefed.federation.protocol import Reply, Task
 from corefed.federation.rules import Rules
@@ -45,7 +48,11 @@ def federate(folder: Path, device: str) -> dict[str, Any]:
     deal(config.resolve(flags=FLAGS).run, folder / "data")
     places = {
         f"client-{i}": client.Place(
-            f"client-{i}", folder / f"state-{i}", str(folder / "data" / f"client-{i}.npz"), device
+            f"client-{i}",
+            folder / f"state-{i}",
+            str(folder / "data" / f"client-{i}.npz"),
+            device,
+            models=folder / f"models-{i}",
         )
         for i in range(FLAGS["clients"])
     }
@@ -60,6 +67,44 @@ def test_they_train_by_themselves(tmp_path: Path) -> None:
     simulated = rounds.train(config.resolve(flags=flags)).summary["metrics"]
     for name, value in simulated.items():
         assert summary["metrics"][name]["mean"] == pytest.approx(value["mean"], abs=1e-6)
+
+
+def test_each_client_keeps_its_model(tmp_path: Path) -> None:
+    """On its own disk, the one that a simulation would give it, and ready for `predict`."""
+    federate(tmp_path, "cpu")
+    flags = {**FLAGS, "runtime": "loop"}
+    rounds.train(config.resolve(flags=flags), tmp_path / "simulated")
+    simulated = fitted.load(tmp_path / "simulated")
+    for i in range(FLAGS["clients"]):
+        place = tmp_path / f"models-{i}" / "run"
+        own = fitted.load(place)
+        assert own.names == [f"client-{i}"]
+        assert torch.allclose(own.models["personal.v"][0], simulated.models["personal.v"][i])
+        points = tmp_path / "data" / f"client-{i}.npz"
+        out = tmp_path / f"said-{i}.csv"
+        result = corefed(
+            "predict", place, "--client", own.names[0], "--input", points, "--out", out
+        )
+        assert result.code == 0, result.err
+        said = list(csv.DictReader(out.read_text().splitlines()))
+        held_out = fitted.read_tensors(place, fitted.HELD_OUT)
+        assert [int(row["predicted"]) for row in said] == held_out["personal.mean"].argmax(
+            -1
+        ).tolist()
+        metrics = record.read(place)[0]["metrics"]
+        right = (held_out["personal.mean"].argmax(-1) == held_out["y"]).double().mean()
+        assert metrics["personal_accuracy"]["mean"] == pytest.approx(right.item())
+
+
+def test_a_disk_without_room_for_the_model_does_not_spoil_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fitted, "keep_models", full)
+    assert "personal_accuracy" in federate(tmp_path, "cpu")["metrics"]
+    assert "The model of this run is not kept" in capfd.readouterr().err
 
 
 def test_flower_is_not_imported_with_them() -> None:

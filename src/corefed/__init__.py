@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "Experiment": "corefed.config",
+    "Federation": "corefed.estimator",
     "Run": "corefed.config",
     "UserError": "corefed.errors",
     "prepare": "corefed.experiment",

@@ -3,7 +3,7 @@
 `runtime`: the vmap runtime on the same work as two loops over clients: our own loop runtime, which
 has the same closed-form gradients and fused updates, and the textbook's (autograd, torch.optim).
 `coreset`: a round of coreset-pfedbayes, selection included and amortised, against full data.
-`solvers`, `million` and `submodular` are in `bench_solvers.py` and so on.
+`solvers`, `million`, `submodular` and `review` are in `bench_solvers.py` and so on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from corefed import bench_million, bench_solvers, bench_submodular, models
+from corefed import bench_million, bench_review, bench_solvers, bench_submodular, models
 from corefed.batches import batches, noises
 from corefed.bayes import elbo, gaussian
 from corefed.bayes.likelihood import Categorical
@@ -72,6 +72,7 @@ def main(
         "coreset": coreset,
         "million": lambda device: bench_million.million(device, scale),
         "submodular": lambda device: bench_submodular.submodular(device, scale),
+        "review": lambda device: bench_review.review(device, scale, out),
     }
     known = [*benchmarks, "solvers"]
     if name not in known:

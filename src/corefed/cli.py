@@ -5,6 +5,7 @@ Exit codes: 0 done, 2 a mistake the user can mend (one line on stderr), 130 stop
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import click
 import typer
 
 from corefed import __version__
-from corefed.commands import looking, studies, training
+from corefed.commands import looking, studies, training, using
 from corefed.errors import UserError
 from corefed.federation.operate.commands import app as federation
 
@@ -26,6 +27,11 @@ app = typer.Typer(
 )
 app.command(epilog=training.RUN_EXAMPLES)(training.run)
 app.command()(looking.compare)
+app.command(epilog=looking.REPORT_EXAMPLES)(looking.report)
+app.command()(looking.watch)
+app.command(epilog=using.PREDICT_EXAMPLES)(using.predict)
+app.command(epilog=using.PERSONALIZE_EXAMPLES)(using.personalize)
+app.command(epilog=using.EXPORT_EXAMPLES)(using.export)
 app.command()(looking.methods)
 app.command()(looking.datasets)
 app.command(epilog=studies.CORESET_EXAMPLES)(studies.coreset)
@@ -51,6 +57,9 @@ def _options(
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: runs a command and turns every expected failure into one line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without ± prints ? in its place
+            stream.reconfigure(errors="replace")
     try:
         code = app(arguments, standalone_mode=False)
     except UserError as error:

@@ -1,6 +1,7 @@
 """From a TOML file and a command line to one frozen, checked `Experiment`.
 
-Layers, each over the one before: defaults, the method's preset, the file, flags, `--set key=value`.
+Layers, each over the one before: defaults (those for the kind of data included), the method's
+preset, the file, flags, `--set key=value`.
 The keys of `Run` and those of the method's own Config share one flat namespace. What a string means
 follows from the field's annotation, so no key is described twice.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,17 @@ if TYPE_CHECKING:
 LOCAL = "local"
 """What `data` is in an experiment of a federation: each client's own."""
 
+MEMORY = "memory"
+"""What `data` is, or `model`, of a run of `corefed.Federation` that was handed arrays, or a network
+that no module:factory names."""
+
+OWN = ("table:", "npz:", MEMORY)
+"""Beginnings of names of data whose regression targets are standardised."""
+
+OWN_NOISE: dict[str, object] = {"noise": 0.5, "learn_noise": True}
+"""What takes the place of both keys' defaults for such data, where neither is given."""
+
+Scaling = Literal["auto", "unit", "standard", "features", "client"]
 Embedding = Literal["auto", "efficientnet-lite0", "resnet18", "none"]
 
 
@@ -46,10 +59,26 @@ class Run:
     raw pixels of 32 x 32, auto the first network that is installed."""
     bad_images: Literal["refuse", "skip"] = "refuse"
     """Image folders: stop at images that cannot be read, or leave them out and say so."""
+    target: str = ""
+    """Tables: the column to predict."""
+    client_column: str = ""
+    """Tables and .npz: the column or array whose values are the clients; empty: a partition deals
+    the rows."""
+    categorical: tuple[str, ...] = ()
+    """Tables: columns of numbers that are categories (codes); text always is."""
+    ignore: tuple[str, ...] = ()
+    """Tables: columns to leave out, such as patients' numbers."""
+    missing: Literal["impute", "refuse"] = "impute"
+    """Tables: fill in missing values and say so, or stop at them."""
+    task: Literal["auto", "classification", "regression"] = "auto"
+    """Tables and .npz: what is learnt; auto takes text and a few whole numbers for classes."""
+    smallest_client: int = 10
+    """Clients of a column with fewer rows are left out: below ten, one test point or two say
+    nothing about a model."""
     partition: str = ""
     """How data are dealt to clients; empty takes the usual one for the data."""
     clients: int = 10
-    """Number of clients (N)."""
+    """Number of clients (N); a column of clients brings its own."""
     keep: float = 1.0
     """Part of each client's training points that it has at all; the others are left out, drawn
     at random."""
@@ -63,20 +92,23 @@ class Run:
     """One repetition a seed, each with its own split and initial weights, trained together."""
     cohort: int = 0
     """Clients drawn for each round (S); 0 takes all."""
-    model: Literal["auto", "mlp", "cnn"] = "auto"
-    """The network: fully connected or convolutional; auto is cnn for CIFAR-10 and for
-    folders of images that are not embedded."""
+    model: str = "auto"
+    """The network: mlp (fully connected), cnn (convolutional), or one of your own by
+    package.module:factory; auto is cnn for CIFAR-10 and for folders of images that are not
+    embedded."""
     channels: tuple[int, ...] = (32, 64, 64)
     """Channels of a cnn's convolutions, each followed by pooling."""
     hidden: tuple[int, ...] = (100,)
     """Widths of the hidden layers, in a cnn those after the convolutions; empty: none."""
     noise: float = 1.0
-    """Regression: standard deviation of the targets' noise, or where learning starts from."""
+    """Regression: standard deviation of the targets' noise, or where learning starts from; of
+    tables and .npz, whose targets are standardised, in standard deviations of the target."""
     learn_noise: bool = False
     """Regression: learn the noise with the weights."""
-    scale: Literal["auto", "unit", "standard"] = "auto"
-    """Features as they are (unit), or centred and divided by their training standard deviation;
-    auto is standard for a cnn, unit otherwise."""
+    scale: Scaling = "auto"
+    """Features as they are (unit), or centred and divided by the standard deviation of training
+    points: one for all (standard), each feature's own (features), or each client's own (client).
+    auto is features for tables and rows of numbers in .npz, standard for a cnn, unit otherwise."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda or cuda:INDEX."""
     runtime: Literal["vmap", "loop"] = "vmap"
@@ -116,9 +148,14 @@ def resolve(
     file: Path | None = None,
     flags: Mapping[str, object] | None = None,
     assignments: Sequence[str] = (),
+    *,
+    where: str = "",
 ) -> Experiment:
-    """The experiment that defaults, preset, `file`, `flags` and `assignments` define, checked."""
-    given = [*_from_file(file), *_from_flags(flags or {}), *_from_assignments(assignments)]
+    """The experiment that defaults, preset, `file`, `flags` and `assignments` define, checked.
+
+    `where` is what messages call the place of `flags`, if they are none of a command line.
+    """
+    given = [*_from_file(file), *_from_flags(flags or {}, where), *_from_assignments(assignments)]
     method = str(next((g.value for g in reversed(given) if g.key == "method"), Run.method))
     own = registry.config_class(method)
     kinds = _kinds(own)
@@ -132,6 +169,8 @@ def resolve(
     if "preset" in kinds:
         _refuse_two_presets(given)
         values = {**_preset(method, str(values.get("preset", own.preset)), kinds), **values}
+    if str(values.get("data", Run.data)).startswith(OWN) and not values.keys() & OWN_NOISE.keys():
+        values |= OWN_NOISE
     run_keys = {field.name for field in dataclasses.fields(Run)}
     experiment = Experiment(
         Run(**{k: v for k, v in values.items() if k in run_keys}),  # type: ignore[arg-type]
@@ -164,9 +203,23 @@ def check(experiment: Experiment) -> None:
     """Refuse values out of range, once, before anything is loaded or written."""
     values = to_dict(experiment)
     ranges.check(values)
+    check_model(experiment.run.model)
     own = getattr(registry.module(experiment.run.method), "check", None)
     if own is not None:
         own(experiment.settings)
+
+
+def check_model(model: str) -> None:
+    """Refuse a text that names no network; nothing is imported."""
+    known = ("auto", "mlp", "cnn")
+    if model in (*known, MEMORY) or re.fullmatch(rf"{_DOTTED}:{_DOTTED}", model):
+        return
+    nearest = get_close_matches(model, known, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    raise UserError(
+        f"model is {model!r}; it must be {', '.join(known)}, or package.module:factory for a "
+        f"network of your own.{hint}"
+    )
 
 
 def to_dict(experiment: Experiment) -> dict[str, Any]:
@@ -232,9 +285,9 @@ def _without_group(content: dict[str, object]) -> dict[str, object]:
     return {**rest, **{f"coreset.{key}": value for key, value in table.items()}}
 
 
-def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
+def _from_flags(flags: Mapping[str, object], where: str) -> Iterator[_Given]:
     for key, value in flags.items():
-        yield _Given(key, value, f"--{key.replace('_', '-')}")
+        yield _Given(key, value, where or f"--{key.replace('_', '-')}")
 
 
 def _from_assignments(assignments: Sequence[str]) -> Iterator[_Given]:
@@ -316,6 +369,8 @@ def _as_str(value: object) -> str:
         raise ValueError
     return value
 
+
+_DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 
 _SCALARS: dict[Any, tuple[str, Any]] = {
     bool: ("true or false", _as_bool),

@@ -3,7 +3,8 @@
 A method that asks for it has its personal models tried on the other clients' test points as well
 ("others"). Classification, from Monte-Carlo averaged probabilities p: accuracy, overall and by
 class, NLL (nats a point), ECE and Brier score. Regression, from the predictive's mean and variance:
-RMSE and the NLL of a Gaussian with these moments. Accuracies are fractions, not percent.
+RMSE and the NLL of a Gaussian with these moments, both in the target's own unit (a network may have
+learnt standardised targets). Accuracies are fractions, not percent.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from corefed.data.preparation import Unit
 from corefed.rng import Streams
 from corefed.runtime.local import Clients
 from corefed.types import ClientData, Method, Tree
@@ -42,9 +44,11 @@ def evaluate(
     round_: int,
     draws: int,
     classes: int,
+    unit: Unit | None = None,
 ) -> Evaluation:
     """Every model of `method.models` on the test points; `classes` is 0 for regression.
 
+    `unit` is that of the test targets, where the networks have learnt standardised ones.
     The models of a client are evaluated with the same draws, so that their differences are not
     noise. A client holds `draws` times its parameters, hence chunks that much smaller than those
     of training.
@@ -62,11 +66,12 @@ def evaluate(
         train = ClientData(*(field[part] for field in clients.data))
         models = method.models(broadcast, private, train)
         for name, model in models.items():
-            each = _of(method.predict(model, test.x[part], noise), test.y[part], classes)
+            said = method.predict(model, test.x[part], noise)
+            each = _of(said, test.y[part], classes, unit.at(part) if unit else None)
             points.setdefault(name, []).append(each)
         if method.elsewhere and per_run > 1:
             own = models["personal"]
-            away.append(_elsewhere(method, own, test, rows, per_run, noise, classes))
+            away.append(_elsewhere(method, own, test, rows, per_run, noise, classes, unit))
     real, labels = (test.weight > 0).cpu(), test.y.cpu()
     joined = {name: _joined(parts) for name, parts in points.items()}
     spans = [slice(g * per_run, (g + 1) * per_run) for g in range(runs)]
@@ -116,7 +121,9 @@ def _noise(method: Method, streams: Streams, draws: int) -> Tensor:
     return streams.normal("evaluate", draws if size else 1, size)
 
 
-def _of(prediction: Tensor, y: Tensor, classes: int) -> Tree:
+def _of(prediction: Tensor, y: Tensor, classes: int, unit: Unit | None = None) -> Tree:
+    if unit is not None:
+        prediction = unit.of(prediction)
     each = of_points(prediction, y) if classes else of_targets(prediction, y)
     return {name: value.cpu() for name, value in each.items()}
 
@@ -129,12 +136,14 @@ def _elsewhere(
     per_run: int,
     noise: Tensor,
     classes: int,
+    unit: Unit | None,
 ) -> Tree:
     """Each client's model on the test points of all others of its run, side by side."""
     parts = []
     for shift in range(1, per_run):
         there = _neighbours(rows, shift, per_run)
-        parts.append(_of(method.predict(model, test.x[there], noise), test.y[there], classes))
+        said = method.predict(model, test.x[there], noise)
+        parts.append(_of(said, test.y[there], classes, unit.at(there) if unit else None))
     return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
 
 

@@ -11,14 +11,16 @@ from typing import NamedTuple
 
 import torch
 
-from corefed import cnn, models
+from corefed import cnn, models, own_model, ranges
 from corefed.bayes.likelihood import Categorical, Gaussian, Likelihood
-from corefed.config import Experiment, Run
+from corefed.config import MEMORY, OWN, Experiment, Run
 from corefed.data import clients as federation
-from corefed.data import datasets, partition
+from corefed.data import datasets, partition, validation
+from corefed.data.table import Settings
 from corefed.errors import UserError
 from corefed.methods import registry
 from corefed.models import Model
+from corefed.own_model import Factory
 from corefed.rng import SERVER, Streams, Who
 from corefed.runtime import local
 from corefed.types import Method, Tree, Work
@@ -38,6 +40,10 @@ class Setup(NamedTuple):
 def concrete(experiment: Experiment) -> Experiment:
     """Fill in what depends on the machine or the data, so that the record says what was run."""
     run = experiment.run
+    arrays = datasets.look(run.data, _folder(run))
+    client = run.client_column
+    if arrays is not None and not client and run.partition in ("", "natural"):
+        client = arrays.client
     embedding = datasets.embedding_for(run.data, run.embedding)
     model = run.model
     if model == "auto":
@@ -47,12 +53,15 @@ def concrete(experiment: Experiment) -> Experiment:
     scale = run.scale
     if scale == "auto":
         scale = "standard" if model == "cnn" else "unit"
+        if run.data.startswith("table:") or (arrays is not None and len(arrays.shape) == 1):
+            scale = "features"
     return dataclasses.replace(
         experiment,
         run=dataclasses.replace(
             run,
             device=str(device_for(run.device)),
-            partition=run.partition or partition.default_for(run.data),
+            partition=run.partition or ("natural" if client else partition.default_for(run.data)),
+            client_column=client,
             embedding=embedding,
             model=model,
             scale=scale,
@@ -60,17 +69,34 @@ def concrete(experiment: Experiment) -> Experiment:
     )
 
 
-def prepare(experiment: Experiment, data: federation.FederatedData | None = None) -> Setup:
+def prepare(
+    experiment: Experiment,
+    data: federation.FederatedData | None = None,
+    factory: Factory | None = None,
+) -> Setup:
     """Load, check and deal the data; build model, method and clients. Writes nothing.
 
-    Data that are at hand already, clients and all, are taken instead of those the run names.
+    Data that are at hand already, clients and all, are taken instead of those the run names, and
+    so is a factory of networks.
     """
     experiment = concrete(experiment)
     run = experiment.run
     device = torch.device(run.device)
+    if data is None and run.data == MEMORY:
+        raise UserError(
+            "Data in memory are what corefed.Federation was given in Python: fit it again there, "
+            "or name a data set."
+        )
     data = load(run) if data is None else data
+    clients = len(data.names) // len(run.seeds)
+    if clients != run.clients:  # they are the values of a column
+        run = dataclasses.replace(run, clients=clients)
+        experiment = dataclasses.replace(experiment, run=run)
     data = data._replace(train=data.train.to(device), test=data.test.to(device))
-    model = network(run, data.train.x.shape[2:], data.classes, data.targets)
+    model = network(run, data.train.x.shape[2:], data.classes, data.targets, factory)
+    for note in model.notes:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    data = data._replace(notes=(*data.notes, *model.notes))
     method = registry.build(run.method, experiment.settings, model)
     servers = [
         {k: v.to(device) for k, v in method.init_server(Streams([Who(seed, SERVER)], 0)).items()}
@@ -81,33 +107,33 @@ def prepare(experiment: Experiment, data: federation.FederatedData | None = None
     stacked = local.chunk_for(servers[0], data.train, run.memory_mb, held)
     chunk = 1 if run.runtime == "loop" else stacked
     work = Work(run.local_steps, run.batch_size)
-    clients = local.Clients(method, data.train, run.seeds, servers, work, chunk)
-    return Setup(experiment, data, model, method, clients, servers)
+    trained = local.Clients(method, data.train, run.seeds, servers, work, chunk)
+    return Setup(experiment, data, model, method, trained, servers)
 
 
-def load(run: Run) -> federation.FederatedData:
-    """The federations of all seeds of a concrete run, one after the other along the client axis."""
-    folder = Path(run.data_dir) if run.data_dir else None
+def load(run: Run, *, download: bool = True) -> federation.FederatedData:
+    """The federations of all seeds of a concrete run, one after the other along the client axis.
+
+    Named sets that are not at hand are fetched, unless `download` is off.
+    """
     spec = run.partition or partition.default_for(run.data)
     bound = max(1, run.memory_mb // len(run.seeds))
     many: list[federation.FederatedData] = []
     dataset: datasets.Dataset | None = None
     for seed in run.seeds:
         if dataset is None or run.data.startswith("synthetic-"):  # drawn anew for each seed
-            dataset = datasets.load(
-                run.data,
-                folder,
-                seed=seed,
-                clients=run.clients,
-                classes=run.classes,
-                embedding=run.embedding,
-                bad_images=run.bad_images,
-                memory_mb=run.memory_mb,
-            )
-        dealt = partition.split(spec, dataset, run.clients, seed)
+            dataset = pool(run, spec, seed, download=download)
+        count = partition.client_count(spec, dataset, run.clients)
+        ranges.check_cohort(run.cohort, count)
+        dealt = partition.split(spec, dataset, count, seed)
         splits = partition.thinned(dealt, run.keep, seed)
-        data = federation.federate(dataset, splits, scale=run.scale, memory_mb=bound)
+        names = partition.client_names(spec, dataset, count)
+        data = federation.federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
         notes = (*data.notes, *partition.notes(spec, splits, dataset))
+        if run.data.startswith(OWN):
+            notes = (*notes, *validation.warnings(dataset))
+        if count != run.clients != Run.clients:
+            notes = (*notes, f"clients is {run.clients}, but the data have {count}: all take part.")
         many.append(data._replace(notes=notes))
     data = many[0] if len(many) == 1 else federation.stack(many)
     for note in data.notes:
@@ -115,10 +141,55 @@ def load(run: Run) -> federation.FederatedData:
     return data
 
 
-def network(run: Run, shape: Sequence[int], classes: int, targets: int) -> Model:
+def pool(run: Run, spec: str, seed: int, *, download: bool = True) -> datasets.Dataset:
+    """The points of a run before they are dealt by a partition."""
+    natural = spec == "natural"
+    reading = Settings(
+        run.target,
+        run.client_column,
+        run.categorical,
+        run.ignore,
+        run.missing,
+        run.task,
+        run.smallest_client if natural else 1,
+    )
+    return datasets.load(
+        run.data,
+        _folder(run),
+        download=download,
+        seed=seed,
+        clients=run.clients,
+        classes=run.classes,
+        embedding=run.embedding,
+        bad_images=run.bad_images,
+        memory_mb=run.memory_mb,
+        reading=reading,
+    )
+
+
+def _folder(run: Run) -> Path | None:
+    return Path(run.data_dir) if run.data_dir else None
+
+
+def network(
+    run: Run,
+    shape: Sequence[int],
+    classes: int,
+    targets: int,
+    factory: Factory | None = None,
+) -> Model:
     """From features or images of a shape to classes, or to targets where classes is 0."""
     noise = run.noise, run.learn_noise
     likelihood: Likelihood = Categorical(classes) if classes else Gaussian(targets, *noise)
+    if factory is not None or own_model.is_own(run.model):
+        return own_model.build(
+            run.model,
+            shape,
+            likelihood,
+            memory_mb=run.memory_mb,
+            batch=run.batch_size,
+            factory=factory,
+        )
     if run.model == "cnn":
         image = cnn.image_shape(torch.Size(shape), run.data)
         return cnn.cnn(image, run.channels, run.hidden, likelihood)

@@ -27,7 +27,8 @@ from corefed.data.preparation import Preparation
 from corefed.errors import UserError
 from corefed.experiment import Setup
 from corefed.methods import registry
-from corefed.rng import Streams, Who
+from corefed.own_model import Factory, is_own
+from corefed.rng import SERVER, Streams, Who
 from corefed.types import ClientData, Method, Tree
 from corefed.uncertainty import Prediction
 
@@ -36,6 +37,8 @@ SCHEMA = 1
 """Of these files; grows when a name changes its meaning."""
 KINDS = ("personal", "global")
 """Models that are kept; a method may have one of them only."""
+PERSONALIZED = "personalized"
+"""Folder of those that joined after training, each a folder like a run's (`personalizing.py`)."""
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -111,6 +114,8 @@ def held_out_of(setup: Setup, models: Tree) -> Tree:
                 said = uncertainty.predict(
                     setup.method, model, x.unsqueeze(0), noise, data.classes
                 ).of(0)
+                if data.unit is not None:
+                    said = said.in_unit(*(each[one] for each in data.unit))
                 for name in ("mean", "total", "aleatoric", "epistemic"):
                     value = getattr(said, name).float().cpu()
                     parts.setdefault(f"{kind}.{name}", []).append(value)
@@ -161,9 +166,10 @@ class Fitted(NamedTuple):
         from difflib import get_close_matches
 
         if client not in self.names:
-            near = get_close_matches(client, self.names, n=1)
-            hint = f"did you mean {near[0]!r}" if near else f"it has {_some(self.names)}"
-            raise UserError(f"The run in {self.folder} has no client {client!r}; {hint}.")
+            known = [*self.names, *newcomers(self.folder)]
+            near = get_close_matches(client, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {_some(known)}."
+            raise UserError(f"The run in {self.folder} has no client {client!r}; {hint}")
         seeds = self.experiment.run.seeds
         if seed is not None and seed not in seeds:
             raise UserError(
@@ -182,23 +188,50 @@ class Fitted(NamedTuple):
         streams = Streams([Who(run.seeds[g], i)], run.rounds)
         noise = uncertainty.draws_for(self.method, streams, run.evaluate_draws)
         model = _model(self.models, kind, row, torch.device("cpu"))
-        classes = len(self.preparations[g].labels)
-        return uncertainty.predict(self.method, model, x.unsqueeze(0), noise, classes).of(0)
+        preparation = self.preparations[g]
+        classes = len(preparation.labels)
+        said = uncertainty.predict(self.method, model, x.unsqueeze(0), noise, classes).of(0)
+        return said.in_unit(*preparation.unit) if preparation.target_mean else said
 
 
-def load(folder: Path) -> Fitted:
-    """The models in a run's folder."""
+def load(folder: Path, factory: Factory | None = None, *, client: str = "") -> Fitted:
+    """The models in a run's folder; a network of one's own is found by its name, unless given.
+
+    A `client` that took no part in training but joined later is read from the folder it got then.
+    """
     if not record.begun(folder):
         raise UserError(f"{folder} holds no run of corefed: it has no {record.EXPERIMENT}.")
     data = read_data(folder)
+    if client in newcomers(folder) and client not in (each["name"] for each in data["clients"][0]):
+        return load(folder / PERSONALIZED / client, factory)
     preparations = tuple(Preparation.from_dict(each) for each in data["preparations"])
     experiment = resolve(folder / record.EXPERIMENT)
     first = preparations[0]
-    model = building.network(experiment.run, first.shape, len(first.labels), len(first.targets))
+    sizes = len(first.labels), len(first.targets)
+    model = building.network(experiment.run, first.shape, *sizes, factory)
     method = registry.build(experiment.run.method, experiment.settings, model)
-    return Fitted(
-        folder, experiment, preparations, data["clients"], method, read_tensors(folder, MODELS)
-    )
+    models = read_tensors(folder, MODELS)
+    if factory is not None or is_own(experiment.run.model):
+        _refuse_changed(folder, experiment, method, models)
+    return Fitted(folder, experiment, preparations, data["clients"], method, models)
+
+
+def newcomers(folder: Path) -> list[str]:
+    """Names of the clients that joined a run after its training."""
+    found = (folder / PERSONALIZED).glob(f"*/{record.SUMMARY}")
+    return sorted(summary.parent.name for summary in found)
+
+
+def _refuse_changed(folder: Path, experiment: Experiment, method: Method, models: Tree) -> None:
+    """Code of the user's own can be another by the time that its weights are read."""
+    fresh = method.init_server(Streams([Who(experiment.run.seeds[0], SERVER)], 0))
+    for name, value in fresh.items():
+        kept = models.get(f"server.{name}")
+        if kept is not None and kept.shape[1:] != value.shape:
+            raise UserError(
+                f"The model {experiment.run.model} has {value.shape[-1]:,} parameters now and had "
+                f"{kept.shape[-1]:,} in the run in {folder}; restore the code it was trained with."
+            )
 
 
 def read_data(folder: Path) -> dict[str, Any]:

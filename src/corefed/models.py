@@ -8,18 +8,23 @@ hand-laid batched forward pass; any other nn.Module without batch statistics goe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from corefed.bayes.likelihood import Likelihood
 from corefed.errors import UserError
 
 Forward = Callable[[Tensor, Tensor], Tensor]
+
+BLOCK = 1 << 25
+"""Activations that a module keeps at once in a pass without gradients: 128 MiB."""
 
 
 class Head(NamedTuple):
@@ -40,6 +45,7 @@ class Model(NamedTuple):
     head: Head | None
     widths: tuple[int, ...] = ()  # of a ReLU network, input and output included; else empty
     activation: int = 0  # numbers that a point and draw leave for back-propagation; 0: few
+    notes: tuple[str, ...] = ()  # what whoever reads results should know of the network
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """log p_theta(D_j) for every client, draw and point: [C, K, n]."""
@@ -86,7 +92,7 @@ def mlp(widths: Sequence[int], likelihood: Likelihood) -> Model:
         return hidden(theta, x, len(layers) - 1)
 
     def init(g: torch.Generator, std: float) -> Tensor:
-        return _with_noise(torch.randn(offset, generator=g) * std, likelihood)
+        return with_noise(torch.randn(offset, generator=g) * std, likelihood)
 
     weight, bias, fan_in, _ = layers[-1]
     return Model(
@@ -100,41 +106,104 @@ def mlp(widths: Sequence[int], likelihood: Likelihood) -> Model:
     )
 
 
-def from_module(module: nn.Module, likelihood: Likelihood) -> Model:
-    """Any module without batch statistics. mu starts at the module's own weights."""
-    _refuse_what_vmap_cannot(module)
-    named = {name: p.detach() for name, p in module.named_parameters()}
-    buffers = {name: b.detach() for name, b in module.named_buffers()}
-    shapes = [(name, p.shape) for name, p in named.items()]
+def from_module(
+    module: nn.Module, likelihood: Likelihood, *, last: str = "", activation: int = 0
+) -> Model:
+    """Any module without batch statistics. mu starts at the module's own weights.
+
+    Parameters that need no gradient stay as they are, as buffers do. `last` names the nn.Linear
+    whose output is the module's, where there is one: its input makes up the features of a head.
+    `activation`, the numbers that a point leaves for back-propagation, bounds what a pass without
+    gradients takes at once.
+    """
+    refuse_what_vmap_cannot(module)
+    named = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
+    frozen |= {name: b.detach() for name, b in module.named_buffers()}
     lengths = [p.numel() for p in named.values()]
     offset = sum(lengths)
 
     def call(theta: Tensor, x: Tensor) -> Tensor:
         parts = theta.split([*lengths, likelihood.extra])
         parameters = {
-            name: part.view(shape) for (name, shape), part in zip(shapes, parts, strict=False)
+            name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=False)
         }
-        fixed = {name: b.to(theta.device) for name, b in buffers.items()}
-        output: Tensor = functional_call(module, {**parameters, **fixed}, (x,))
+        fixed = {name: b.to(theta.device) for name, b in frozen.items()}
+        with plain_attention():
+            output: Tensor = functional_call(module, {**parameters, **fixed}, (x,))
         return output
 
-    over_draws = vmap(call, in_dims=(0, None), randomness="error")
-    forward = vmap(over_draws, in_dims=(0, 0), randomness="error")
+    def call_features(theta: Tensor, x: Tensor) -> Tensor:
+        inputs: list[Tensor] = []
+        hook = module.get_submodule(last).register_forward_pre_hook(
+            lambda layer, arguments: inputs.append(arguments[0])
+        )
+        try:
+            call(theta, x)
+        finally:
+            hook.remove()
+        return inputs[0]
+
+    head = None
+    if last:
+        order = list(named)
+        before = sum(lengths[: order.index(f"{last}.weight")])
+        weight = slice(before, before + named[f"{last}.weight"].numel())
+        bias = slice(weight.stop, weight.stop + likelihood.outputs)
+        width = named[f"{last}.weight"].shape[1]
+        head = Head(_in_blocks(_stacked(call_features), activation), width, weight, bias)
 
     def init(g: torch.Generator, std: float) -> Tensor:
-        return _with_noise(torch.cat([p.reshape(-1) for p in named.values()]), likelihood)
+        return with_noise(torch.cat([p.reshape(-1) for p in named.values()]), likelihood)
 
     return Model(
         size=offset + likelihood.extra,
         outputs=likelihood.outputs,
-        forward=forward,
+        forward=_in_blocks(_stacked(call), activation),
         init=init,
         likelihood=likelihood,
-        head=None,
+        head=head,
+        activation=activation,
     )
 
 
-def _with_noise(mu: Tensor, likelihood: Likelihood) -> Tensor:
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Attention in plain operations: its fused kernels have no derivative, or no rule for vmap."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _stacked(call: Forward) -> Forward:
+    """From theta [P] and x [n, ...] to theta [C, K, P] and x [C, n, ...]."""
+    over_draws = vmap(call, in_dims=(0, None), randomness="error")
+    over_clients: Forward = vmap(over_draws, in_dims=(0, 0), randomness="error")
+    return over_clients
+
+
+def _in_blocks(forward: Forward, activation: int) -> Forward:
+    """The same function, which without gradients keeps a bounded number of activations."""
+
+    def through(theta: Tensor, x: Tensor) -> Tensor:
+        if theta.requires_grad or not activation:
+            return forward(theta, x)
+        most = max(1, BLOCK // (activation * len(theta)))  # points times draws of a client
+        points = min(most, x.shape[1])
+        draws = theta.split(max(1, most // max(1, points)), 1)
+        blocks = x.split(max(1, points), 1)
+        return torch.cat(
+            [torch.cat([forward(some, block) for block in blocks], 2) for some in draws], 1
+        )
+
+    return through
+
+
+def with_noise(mu: Tensor, likelihood: Likelihood) -> Tensor:
     """Append the log noise where the likelihood learns it."""
     if not likelihood.extra:
         return mu
@@ -142,7 +211,7 @@ def _with_noise(mu: Tensor, likelihood: Likelihood) -> Tensor:
     return torch.cat([mu, torch.full((likelihood.extra,), math.log(noise))])
 
 
-def _refuse_what_vmap_cannot(module: nn.Module) -> None:
+def refuse_what_vmap_cannot(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.training and layer.p > 0:
             raise UserError(

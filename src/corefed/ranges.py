@@ -33,6 +33,7 @@ SEEDS = Range(
 
 RANGES: dict[str, Range] = {
     "clients": AT_LEAST_ONE,
+    "smallest_client": AT_LEAST_ONE,
     "rounds": AT_LEAST_ONE,
     "local_steps": AT_LEAST_ONE,
     "batch_size": AT_LEAST_ONE,
@@ -91,10 +92,13 @@ def check(values: Mapping[str, Any]) -> None:
             raise UserError(f"{key} is {value}; it must be a finite number.")
         if key in RANGES and not RANGES[key].holds(value):
             raise UserError(f"{key} is {_words(value)}; it must be {RANGES[key].words}.")
-    if values["cohort"] > values["clients"]:
-        raise UserError(
-            f"cohort is {values['cohort']}; it must be at most the {values['clients']} clients."
-        )
+    if not values["client_column"]:  # otherwise their number is known once they are read
+        check_cohort(values["cohort"], values["clients"])
+
+
+def check_cohort(cohort: int, clients: int) -> None:
+    if cohort > clients:
+        raise UserError(f"cohort is {cohort}; it must be at most the {clients} clients.")
 
 
 def _words(value: object) -> str:

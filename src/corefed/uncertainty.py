@@ -38,6 +38,12 @@ class Prediction(NamedTuple):
     def of(self, client: int) -> Prediction:
         return Prediction(*(field[client] for field in self))
 
+    def in_unit(self, mean: Tensor, std: Tensor) -> Prediction:
+        """Of a regression on standardised targets: in the targets' own unit."""
+        return Prediction(
+            self.mean * std + mean, self.total * std.square(), self.aleatoric * std.square()
+        )
+
 
 def draws_for(method: Method, streams: Streams, draws: int) -> Tensor:
     """[C, K, P] standard normals that predictions of these clients are made with."""
@@ -48,7 +54,12 @@ def draws_for(method: Method, streams: Streams, draws: int) -> Tensor:
 def predict(method: Method, model: Tree, x: Tensor, noise: Tensor, classes: int) -> Prediction:
     """The prediction of a model for x [C, n, ...], draw by draw; `classes` is 0 for regression."""
     each = (method.predict(model, x, one).double() for one in noise.split(1, dim=1))
-    return _of_classes(each, noise.shape[1]) if classes else _of_targets(each, noise.shape[1])
+    return combine(each, noise.shape[1], classes)
+
+
+def combine(each: Iterable[Tensor], draws: int, classes: int) -> Prediction:
+    """From what each draw says: probabilities, or means and variances side by side."""
+    return _of_classes(each, draws) if classes else _of_targets(each, draws)
 
 
 def entropy(p: Tensor) -> Tensor:

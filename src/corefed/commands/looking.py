@@ -1,4 +1,4 @@
-"""What there is and what came out: `corefed methods`, `datasets`, `compare`."""
+"""What there is and what came out: `corefed methods`, `datasets`, `compare`, `report`, `watch`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ import typer
 from corefed.commands.options import Json
 from corefed.errors import UserError
 from corefed.methods.registry import METHODS
+
+REPORT_EXAMPLES = """Examples:
+
+corefed report runs/digits — everything about one run, in report.html.
+
+corefed report runs/a runs/b runs/c --out comparison.html --baseline runs/b"""
 
 
 def compare(
@@ -31,6 +37,38 @@ def compare(
         typer.echo(jsonlib.dumps(report.comparison_json(results), indent=1))
     else:
         report.console().print(report.comparison_table(results))
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="DIR...")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Its title; what was run by default.")] = "",
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="The run others are compared with; the first.", metavar="DIR"),
+    ] = None,
+    no_images: Annotated[
+        bool, typer.Option("--no-images", help="Show no points of the data, only figures.")
+    ] = False,
+) -> None:
+    """Write one page about runs: curves, clients, coresets, calibration, doubtful points, cost.
+
+    It needs no other file and no network. Several runs are compared, with paired tests.
+    """
+    from corefed import page
+
+    size = page.write(folders, out, title=title, baseline=baseline, images=not no_images)
+    print(f"wrote {out} ({size / 1e6:.1f} MB); open it in a browser")
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    once: Annotated[bool, typer.Option("--once", help="Show it once, and do not wait.")] = False,
+) -> None:
+    """Follow a run in the terminal: rounds, time left, metrics, curves, cost. Ctrl-C leaves it."""
+    from corefed import watching
+
+    raise typer.Exit(watching.watch(folder, once=once))
 
 
 def methods(
@@ -58,6 +96,17 @@ def methods(
 
 def datasets(
     show: Annotated[str | None, typer.Option(help="Print how this data set is dealt.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Of a table: the column to predict.", metavar="COLUMN")
+    ] = None,
+    client: Annotated[
+        str | None,
+        typer.Option(help="Of a table: the column whose values are clients.", metavar="COLUMN"),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Of a table: a setting of `run`.", metavar="KEY=VALUE"),
+    ] = None,
     partition: Annotated[str | None, typer.Option(help="The partition to show.")] = None,
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
@@ -69,12 +118,15 @@ def datasets(
 ) -> None:
     """List the data sets, or print a partition: training points of each client and class.
 
+    Of tables, also what each column is, and what may go wrong.
     With --write, each client's points go into a file that a client of a real federation can read.
     """
     from rich.table import Table
 
+    from corefed.config import OWN, resolve
     from corefed.data import datasets as known
     from corefed.data import partition as partitions
+    from corefed.data import validation
     from corefed.report import console
 
     if show is None:
@@ -85,24 +137,49 @@ def datasets(
             table.add_row(name, text, partitions.default_for(name))
         console().print(table)
         return
-    labels_only = write is None
-    dataset = known.load(show, data_dir, seed=seed, clients=clients, labels_only=labels_only)
-    spec = partition or partitions.default_for(show)
+    if show.startswith(OWN):
+        from corefed import experiment
+
+        flags = {
+            "data": show,
+            "target": target,
+            "client_column": client,
+            "partition": partition,
+            "clients": clients,
+            "seeds": str(seed),
+            "data_dir": None if data_dir is None else str(data_dir),
+        }
+        given = {key: value for key, value in flags.items() if value is not None}
+        run = experiment.concrete(resolve(None, given, assignments or [])).run
+        spec = run.partition
+        dataset = experiment.pool(run, spec, seed)
+    else:
+        if target or client or assignments:
+            raise UserError("--target, --client and --set are for table:PATH and npz:PATH.")
+        labels_only = write is None
+        dataset = known.load(show, data_dir, seed=seed, clients=clients, labels_only=labels_only)
+        spec = partition or partitions.default_for(show)
+    clients = partitions.client_count(spec, dataset, clients)
     splits = partitions.split(spec, dataset, clients, seed)
+    if (about := validation.columns(dataset)) is not None:
+        console().print(about)
     table = Table(title=f"{show}, {spec}, seed {seed}: training points")
     numbers = tuple(map(str, range(dataset.classes))) or ("points",)
     columns = dataset.labels or numbers
     for heading in ("client", *columns, "all", "test"):
         table.add_column(heading, justify="right")
-    for client, (row, one) in enumerate(
-        zip(partitions.table(splits, dataset), splits, strict=True)
-    ):
-        table.add_row(str(client), *map(str, row), str(sum(row)), str(len(one.test)))
+    names = partitions.client_names(spec, dataset, clients)
+    rows = partitions.table(splits, dataset)
+    for name, row, one in zip(names, rows, splits, strict=True):
+        table.add_row(
+            name.removeprefix("client "), *map(str, row), str(sum(row)), str(len(one.test))
+        )
     console().print(table)
     if write is not None:
         from corefed.data import export
 
         export.write(dataset, splits, write)
         print(f"wrote {clients} files, client-0.npz and so on, into {write}", file=sys.stderr)
-    for note in (*dataset.notes, *partitions.notes(spec, splits, dataset)):
+    own = validation.warnings(dataset) if show.startswith((*OWN, "image-folder:")) else []
+    for note in (*dataset.notes, *partitions.notes(spec, splits, dataset), *own):
         print(f"note: {note}", file=sys.stderr)

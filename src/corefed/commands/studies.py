@@ -42,7 +42,9 @@ solvers: the coreset solvers compared, quality and time.
 
 million: a coreset of a million points, time and memory.
 
-submodular: greedy selection, beside submodlib where it is installed."""
+submodular: greedy selection, beside submodlib where it is installed.
+
+review: whether predictions kept by `corefed predict` reach the promised error rate."""
 
 
 def coreset(
@@ -93,17 +95,17 @@ def coreset(
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help="runtime, coreset, solvers, million or submodular.")],
+    name: Annotated[str, typer.Argument(help="One of the names below.")],
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for the figures.")] = None,
     scale: Annotated[
-        str, typer.Option(help="Of solvers, million and submodular: quick or paper.")
+        str, typer.Option(help="Of all but runtime and coreset: quick or paper.")
     ] = "paper",
     page: Annotated[
         Path | None, typer.Option(help="Of solvers: a Markdown page to put the tables into.")
     ] = None,
 ) -> None:
-    """Measure speed, memory and (solvers) quality on this machine."""
+    """Measure speed, memory and quality on this machine."""
     _check_scale(scale)
     import_module("corefed.bench").main(name, device=device, out=out, scale=scale, page=page)
 
@@ -113,7 +115,7 @@ def reproduce(
         str,
         typer.Argument(
             help="table1, table2, table3, figure2 to figure5; shards-medium, shards-large, grid, "
-            "solvers, glm."
+            "solvers, glm, newcomer."
         ),
     ],
     scale: Annotated[

@@ -18,7 +18,11 @@ corefed run --data mnist --partition shards-medium --fraction 0.1 --rounds 100 -
 
 corefed run --method random-subset --fraction 0.1 --set redraw_every=100 --out runs/random
 
-corefed run --config experiment.toml --set zeta=10 --set hidden=200,100
+corefed run --data table:patients.csv --target outcome --client site --set ignore=patient
+
+corefed run --config experiment.toml --hidden 200,100 --set zeta=10
+
+corefed run --model nets:make — nets.py in this folder has def make(inputs, outputs).
 
 corefed run --resume runs/random — after a crash or Ctrl-C; ends as if it had never stopped.
 
@@ -31,6 +35,13 @@ def run(
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     method: Annotated[str | None, typer.Option(help=f"One of {Names}.")] = None,
     data: Annotated[str | None, typer.Option(help="A data set; see `corefed datasets`.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Of a table: the column to predict.", metavar="COLUMN")
+    ] = None,
+    client: Annotated[
+        str | None,
+        typer.Option(help="Of a table: the column whose values are clients.", metavar="COLUMN"),
+    ] = None,
     partition: Annotated[
         str | None, typer.Option(help="How data are dealt: shards-medium, labels:C, dirichlet:A...")
     ] = None,
@@ -39,6 +50,15 @@ def run(
     local_steps: Annotated[int | None, typer.Option(help="Gradient steps a round.")] = None,
     fraction: Annotated[
         float | None, typer.Option(help="Part of each client's points it trains on, in (0, 1].")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="mlp, cnn, or package.module:factory for one of your own.")
+    ] = None,
+    hidden: Annotated[
+        str | None, typer.Option(help="Widths of the hidden layers: 200,100.")
+    ] = None,
+    channels: Annotated[
+        str | None, typer.Option(help="Channels of a cnn's convolutions: 32,64.")
     ] = None,
     seed: Annotated[
         list[str] | None, typer.Option(help="A seed, or several: 0,1,2. May be repeated.")
@@ -67,11 +87,16 @@ def run(
     flags = {
         "method": method,
         "data": data,
+        "target": target,
+        "client_column": client,
         "partition": partition,
         "clients": clients,
         "rounds": rounds,
         "local_steps": local_steps,
         "fraction": fraction,
+        "model": model,
+        "hidden": hidden,
+        "channels": channels,
         "seeds": ",".join(seed) if seed else None,
         "device": device,
         "data_dir": str(data_dir) if data_dir is not None else None,

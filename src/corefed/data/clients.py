@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from corefed.data import scaling
 from corefed.data.datasets import Dataset
 from corefed.data.partition import Split
-from corefed.data.preparation import Preparation
+from corefed.data.preparation import Preparation, Unit
 from corefed.errors import UserError
 from corefed.types import ClientData
-
-SCALES = ("unit", "standard")
 
 
 class FederatedData(NamedTuple):
     """All clients side by side, padded with zeros that have weight 0."""
 
-    train: ClientData  # [C, n, ...]
-    test: ClientData  # [C, m, ...]
+    train: ClientData  # [C, n, ...]; regression targets as they are learnt
+    test: ClientData  # [C, m, ...]; regression targets in their own unit
     classes: int  # 0 for regression
     targets: int  # width of the regression output; 0 for classification
     names: list[str]  # [C]
@@ -28,35 +28,48 @@ class FederatedData(NamedTuple):
     notes: tuple[str, ...] = ()  # what whoever reads results should know of the data
     preparations: tuple[Preparation, ...] = ()  # one a seed: how later points are made ready
 
+    @property
+    def unit(self) -> Unit | None:
+        """Of the clients' test targets, where the networks learn standardised ones."""
+        if not any(each.target_mean for each in self.preparations):
+            return None
+        each = len(self.names) // len(self.preparations)
+        means, stds = zip(*(one.unit for one in self.preparations), strict=True)
+        here = self.test.x.device
+        return Unit(*(torch.stack(m).repeat_interleave(each, 0).to(here) for m in (means, stds)))
+
 
 def federate(
-    dataset: Dataset, splits: list[Split], *, scale: str = "unit", memory_mb: int = 8192
+    dataset: Dataset,
+    splits: list[Split],
+    *,
+    scale: str = "unit",
+    memory_mb: int = 8192,
+    names: Sequence[str] = (),
 ) -> FederatedData:
-    """Stack the clients of a split.
+    """Stack the clients of a split, scaled as `scaling.py` says; test points never enter it.
 
-    `scale="unit"` leaves x as it is; `"standard"` subtracts the mean and divides by the standard
-    deviation of all training values, two scalars that a real federation can agree on from three
-    sums a client. Test points never enter them. Regression targets stay in their own unit.
+    Regression targets that are standardised are so to train on; those of test points stay in their
+    own unit, in which predictions are compared with them.
     """
-    if scale not in SCALES:
-        raise UserError(f"There is no scale {scale!r}; use {' or '.join(SCALES)}.")
     for client, one in enumerate(splits):
         if len(one.train) == 0:
             raise UserError(f"Client {client} has no training points; use fewer clients.")
     _check_memory(dataset, splits, memory_mb)
-    mean, std = _training_scale(dataset, splits) if scale == "standard" else (0.0, 1.0)
-    targets = 0 if dataset.classes else dataset.y.shape[-1]
-    labels = dataset.labels or tuple(map(str, range(dataset.classes)))
-    preparation = Preparation(
-        tuple(dataset.x.shape[1:]), labels, tuple(f"y{d}" for d in range(targets)), (mean,), (std,)
-    )
+    called = list(names) or [f"client {client}" for client in range(len(splits))]
+    preparation = scaling.fit(dataset, splits, scale, called)
+    train = _pad(dataset, [one.train for one in splits], preparation, called)
+    if preparation.target_mean:
+        # Padding has weight 0, and stays 0 for the sake of whoever looks at it.
+        learnt = preparation.standardised(train.y) * train.weight.unsqueeze(-1)
+        train = train._replace(y=learnt)
     return FederatedData(
-        train=_pad(dataset, [one.train for one in splits], mean, std),
-        test=_pad(dataset, [one.test for one in splits], mean, std),
+        train=train,
+        test=_pad(dataset, [one.test for one in splits], preparation, called),
         classes=dataset.classes,
-        targets=targets,
-        names=[f"client {client}" for client in range(len(splits))],
-        labels=labels,
+        targets=len(preparation.targets),
+        names=called,
+        labels=preparation.labels,
         notes=dataset.notes,
         preparations=(preparation,),
     )
@@ -94,19 +107,15 @@ def _check_memory(dataset: Dataset, splits: list[Split], memory_mb: int) -> None
         )
 
 
-def _training_scale(dataset: Dataset, splits: list[Split]) -> tuple[float, float]:
-    rows = torch.cat([one.train for one in splits])
-    std, mean = torch.std_mean(dataset.values(rows), correction=0)
-    return mean.item(), std.item() or 1.0  # constant features: centre only
-
-
-def _pad(dataset: Dataset, rows: list[Tensor], mean: float, std: float) -> ClientData:
+def _pad(
+    dataset: Dataset, rows: list[Tensor], preparation: Preparation, names: list[str]
+) -> ClientData:
     shape = len(rows), max(len(one) for one in rows)
     x = torch.zeros(*shape, *dataset.x.shape[1:])
     y = dataset.y.new_zeros(*shape, *dataset.y.shape[1:])
     weight = torch.zeros(shape)
     for client, one in enumerate(rows):
-        x[client, : len(one)] = dataset.values(one).sub_(mean).div_(std)
+        x[client, : len(one)] = preparation.scaled(dataset.values(one), names[client])
         y[client, : len(one)] = dataset.y[one]
         weight[client, : len(one)] = 1
     return ClientData(x, y, weight)

@@ -15,8 +15,22 @@ import torch
 from torch import Tensor
 
 from corefed.config import LOCAL
-from corefed.data import cifar, embedding, fetch, idx, images, medmnist, networks, synthetic
+from corefed.data import (
+    cifar,
+    embedding,
+    fetch,
+    idx,
+    images,
+    medmnist,
+    networks,
+    npz,
+    synthetic,
+    table,
+)
+from corefed.data.cells import shown
+from corefed.data.columns import Layout
 from corefed.data.pictures import ImageSet
+from corefed.data.table import Settings
 from corefed.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +41,7 @@ class Dataset(NamedTuple):
     """One pool of points, before any client exists."""
 
     name: str
-    x: Tensor  # [N, ...] float32, or uint8 for the levels 0..255 of what runs from 0 to 1
+    x: Tensor  # [N, ...] float32, uint8 for the levels 0..255 of what runs from 0 to 1, or float64
     y: Tensor  # [N] int64 class indices, or [N, d] float32 regression targets
     classes: int  # 0 for regression
     groups: Tensor | None = None  # [N] int64 natural client of each point
@@ -36,6 +50,10 @@ class Dataset(NamedTuple):
     keep_split: bool = False  # no partition may deal a held-out point for training
     notes: tuple[str, ...] = ()  # what whoever reads results should know, such as points left out
     columns: tuple[str, ...] = ()  # names of the features in their order; empty: they have none
+    group_names: tuple[str, ...] = ()  # of the natural clients; empty: they have none
+    layout: Layout | None = None  # of a table, whose missing numbers are NaN in x
+    embedding: str = ""  # of images: the frozen network they went through, or none
+    standardise: bool = False  # regression targets are learnt in standard deviations
 
     def values(self, rows: Tensor) -> Tensor:
         """x of some points in float32; a large pool of bytes is never converted as a whole."""
@@ -50,6 +68,8 @@ _DESCRIPTIONS = {
     "cifar10": "60000 photographs of 32x32 pixels in colour, 10 classes",
     "image-folder:PATH": "your images, in PATH/CLASS/ or PATH/{train,test}/CLASS/",
     "medmnist:PATH": "a MedMNIST file (.npz), such as octmnist.npz",
+    "table:PATH": "your table (.csv, .parquet): --target COLUMN, --client COLUMN",
+    "npz:PATH": "your arrays (.npz): X and y, and client where it says whose points they are",
     "synthetic-linear": "linear regression, coefficients differ by client; exact posterior known",
     "synthetic-regression": "smooth non-linear regression, one function a client",
 }
@@ -87,13 +107,16 @@ def load(
     memory_mb: int = 4096,
     labels_only: bool = False,
     partial: bool = False,
+    reading: Settings | None = None,
 ) -> Dataset:
     """The named set, checked; of some of its classes, if they are given by name or number.
 
-    `seed` and `clients` matter to synthetic sets only. What follows `classes` matters to sets of
-    images: `labels_only` leaves them unread and x empty; `partial` is for a client's own folder,
-    which may lack classes that others have.
+    `seed` and `clients` matter to synthetic sets only, `reading` to tables and .npz. What follows
+    `classes` otherwise matters to sets of images: `labels_only` leaves them unread and x empty;
+    `partial` is for a client's own folder, which may lack classes that others have.
     """
+    reading = reading or Settings()
+    _check_reading(name, reading)
     if name == LOCAL:
         raise UserError(
             "Local data are what each client of a federation reads on its own machine: use "
@@ -102,6 +125,14 @@ def load(
     if name.startswith(IMAGES):
         found = _find_images(name, data_dir, memory_mb, partial)
         dataset = _embed(name, found, None if labels_only else embedding, bad_images)
+    elif name.startswith("table:"):
+        dataset = table.read(_path(name, data_dir), reading, memory_mb)
+    elif name.startswith("npz:"):
+        path = _path(name, data_dir)
+        dataset = npz.read(path, memory_mb, reading.client_column, reading.task)
+        if len(dataset.y.unique(dim=0)) == 1:
+            raise UserError(f"y in {path} has one value only; there is nothing to learn.")
+        dataset = dataset._replace(standardise=dataset.classes == 0)
     elif name not in _DESCRIPTIONS or name.endswith(":PATH"):
         raise UserError(_unknown(name))
     elif name == "digits":
@@ -119,7 +150,63 @@ def load(
         smooth = synthetic.smooth_regression(clients, seed=seed)
         dataset = Dataset(name, smooth.x, smooth.y, 0, smooth.groups)
     check(dataset)
-    return select(dataset, classes) if classes else dataset
+    dataset = select(dataset, classes) if classes else dataset
+    return without_small(dataset, reading.smallest_client) if dataset.group_names else dataset
+
+
+def _check_reading(name: str, reading: Settings) -> None:
+    """Settings of tables for something else are a mistake."""
+    if name.startswith("table:") or name in ("table", "npz"):  # the latter are refused next
+        return
+    given = {key: getattr(reading, key) for key in ("target", "categorical", "ignore")}
+    if not name.startswith("npz:"):
+        given["client_column"] = reading.client_column
+    wrong = next((key for key, value in given.items() if value), None)
+    if wrong is not None:
+        raise UserError(f"{wrong} is a setting of table:PATH; {name} has no columns.")
+
+
+def without_small(dataset: Dataset, smallest: int) -> Dataset:
+    """Without the natural clients that have fewer points, who are named in a note."""
+    assert dataset.groups is not None
+    counts = dataset.groups.bincount(minlength=len(dataset.group_names))
+    kept = counts >= smallest
+    if bool(kept.all()):
+        return dataset
+    if not bool(kept.any()):
+        raise UserError(
+            f"No client of {dataset.name} has {smallest} points; the largest has "
+            f"{int(counts.max())}. Use a column with fewer values, or a smaller smallest_client."
+        )
+    names = dataset.group_names
+    small = [name for name, keep in zip(names, kept.tolist(), strict=True) if not keep]
+    places = kept.cumsum(0) - 1
+    dataset = _rows(dataset, kept[dataset.groups])
+    assert dataset.groups is not None
+    note = (
+        f"{len(small)} of {len(names)} clients have fewer than {smallest} points and are left out: "
+        f"{shown(small, 10)}."
+    )
+    return dataset._replace(
+        groups=places[dataset.groups],
+        group_names=tuple(name for name in names if name not in small),
+        notes=(*dataset.notes, note),
+    )
+
+
+def _rows(dataset: Dataset, kept: Tensor) -> Dataset:
+    """Some of its points."""
+    return dataset._replace(
+        x=dataset.x[kept],
+        y=dataset.y[kept],
+        groups=None if dataset.groups is None else dataset.groups[kept],
+        held_out=None if dataset.held_out is None else dataset.held_out[kept],
+    )
+
+
+def look(name: str, data_dir: Path | None) -> npz.Look | None:
+    """What an .npz file is like, before it is read; None for other data."""
+    return npz.look(_path(name, data_dir)) if name.startswith("npz:") else None
 
 
 def select(dataset: Dataset, classes: Sequence[str]) -> Dataset:
@@ -138,13 +225,10 @@ def select(dataset: Dataset, classes: Sequence[str]) -> Dataset:
         raise UserError(f"classes is {', '.join(classes)}; it must be two or more different ones.")
     places = torch.full((dataset.classes,), -1)
     places[chosen] = torch.arange(len(chosen))
-    kept = places[dataset.y] >= 0
+    dataset = _rows(dataset, places[dataset.y] >= 0)
     return dataset._replace(
-        x=dataset.x[kept],
-        y=places[dataset.y[kept]],
+        y=places[dataset.y],
         classes=len(chosen),
-        groups=None if dataset.groups is None else dataset.groups[kept],
-        held_out=None if dataset.held_out is None else dataset.held_out[kept],
         labels=tuple(names[number] for number in chosen),
     )
 
@@ -160,13 +244,17 @@ def _unknown(name: str) -> str:
 
 
 def _find_images(name: str, data_dir: Path | None, memory_mb: int, partial: bool) -> ImageSet:
+    path = _path(name, data_dir)
+    if name.startswith("image-folder:"):
+        return images.find(path, partial=partial)
+    return medmnist.find(path, memory_mb)
+
+
+def _path(name: str, data_dir: Path | None) -> Path:
     kind, _, written = name.partition(":")
     if not written or written == "PATH":
         raise UserError(f"Data set {name!r} names no path; write {kind}:PATH with yours.")
-    path = fetch.named(written, data_dir)
-    if kind == "image-folder":
-        return images.find(path, partial=partial)
-    return medmnist.find(path, memory_mb)
+    return fetch.named(written, data_dir)
 
 
 def _embed(name: str, found: ImageSet, embedder: Embedding | None, bad_images: str) -> Dataset:
@@ -184,6 +272,7 @@ def _embed(name: str, found: ImageSet, embedder: Embedding | None, bad_images: s
         labels=found.labels,
         keep_split=held_out is not None,
         notes=notes,
+        embedding=embedder or "",
     )
 
 
@@ -194,7 +283,7 @@ def check(dataset: Dataset) -> None:
         raise UserError(f"Data set {name!r} is empty: it needs at least one point.")
     if len(x) != len(y):
         raise UserError(f"Data set {name!r} has {len(x)} points but {len(y)} labels or targets.")
-    if x.is_floating_point():
+    if x.is_floating_point() and dataset.layout is None:
         _check_finite(name, "features", x)
     if classes == 0:
         _check_finite(name, "regression targets", y)

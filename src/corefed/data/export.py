@@ -1,7 +1,7 @@
 """A split on disk, one file a client: to try a real federation on data dealt as in a simulation.
 
 client-I.npz has X_train, y_train, X_test and y_test: the very numbers that client I of a simulation
-trains on, before they are scaled.
+trains on, before they are scaled. Those of a table are features, with missing numbers filled in.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from corefed import files
+from corefed.data import scaling
 from corefed.data.datasets import Dataset
 from corefed.data.partition import Split
 from corefed.errors import UserError
@@ -34,13 +36,19 @@ def write(dataset: Dataset, splits: Sequence[Split], folder: Path) -> None:
 
 def _contents(dataset: Dataset, splits: Sequence[Split]) -> Iterator[tuple[str, bytes]]:
     """One at a time, since all of them together may be large."""
+    filled = scaling.fit(dataset, splits, "unit", ()) if dataset.layout is not None else None
+
+    def features(rows: Tensor) -> Tensor:
+        x = dataset.values(rows)
+        return x if filled is None else filled.scaled(x)
+
     for client, one in enumerate(splits):
         content = io.BytesIO()
         np.savez(
             content,
-            X_train=dataset.values(one.train).numpy(),
+            X_train=features(one.train).numpy(),
             y_train=dataset.y[one.train].numpy(),
-            X_test=dataset.values(one.test).numpy(),
+            X_test=features(one.test).numpy(),
             y_test=dataset.y[one.test].numpy(),
         )
         yield f"client-{client}.npz", content.getvalue()

@@ -45,14 +45,27 @@ def find(root: Path, *, partial: bool = False) -> ImageSet:
             ignored += others
             y += [labels.index(label)] * len(images)
             held_out += [part.lower() == TEST] * len(images)
-    names = [path.relative_to(root).as_posix() for path in files]
     notes: tuple[str, ...] = ()
     if ignored:
         first = ignored[0].relative_to(root).as_posix()
         notes = (f"{len(ignored)} files in {root} are no images by their ending, such as {first}.",)
-    pictures = Pictures(str(root), names, lambda: digest(files, names), lambda i: read(files[i]))
-    divided = len(parts) > 1
-    return ImageSet(pictures, np.array(y), np.array(held_out) if divided else None, labels, notes)
+    divided = np.array(held_out) if len(parts) > 1 else None
+    return ImageSet(pictures(root, files), np.array(y), divided, labels, notes)
+
+
+def listed(folder: Path) -> tuple[list[str], list[Path]]:
+    """Names of the folders, and the images, that lie in a folder itself."""
+    entries = _entries(folder)
+    files = sorted(Path(entry.path) for entry in entries if not _is_folder(entry))
+    below = sorted(entry.name for entry in entries if _is_folder(entry))
+    return below, [path for path in files if path.suffix.lower() in ENDINGS]
+
+
+def pictures(root: Path, files: list[Path]) -> Pictures:
+    """Images by their paths."""
+    require_pillow()
+    names = [path.relative_to(root).as_posix() for path in files]
+    return Pictures(str(root), names, lambda: digest(files, names), lambda i: read(files[i]))
 
 
 def _parts(root: Path) -> dict[str, Path]:

@@ -69,6 +69,22 @@ def default_for(dataset_name: str) -> str:
     return "shards-medium" if "medium" in counts else "shards-large" if counts else "iid"
 
 
+def client_count(spec: str, dataset: Dataset, clients: int) -> int:
+    """How many clients there will be: clients that have names are all of them there."""
+    return len(dataset.group_names) if _named(spec, dataset) else clients
+
+
+def client_names(spec: str, dataset: Dataset, clients: int) -> list[str]:
+    """What the clients of a split are called."""
+    if _named(spec, dataset):
+        return list(dataset.group_names)
+    return [f"client {client}" for client in range(clients)]
+
+
+def _named(spec: str, dataset: Dataset) -> bool:
+    return spec == "natural" and bool(dataset.group_names)
+
+
 def split(spec: str, dataset: Dataset, clients: int, seed: int) -> list[Split]:
     """Deal `dataset` to `clients` as `spec` says; the same arguments give the same split."""
     name, *arguments = spec.split(":")
@@ -120,8 +136,9 @@ def split(spec: str, dataset: Dataset, clients: int, seed: int) -> list[Split]:
         pieces = dealing.evenly(pool, clients, rng)
     for client, piece in enumerate(pieces):
         if not _enough(piece, pool):
+            whose = client_names(spec, dataset, clients)[client]
             raise UserError(
-                f"Partition {spec!r} leaves client {client} with {len(piece)} points of "
+                f"Partition {spec!r} leaves {whose} with {len(piece)} points of "
                 f"{dataset.name}; it needs {MINIMUM_TRAIN} to train on and {MINIMUM_TEST} to test. "
                 "Use fewer clients."
             )
@@ -142,10 +159,11 @@ def notes(spec: str, splits: list[Split], dataset: Dataset) -> list[str]:
     ]
     if untrained:
         client, label = untrained[0]
+        whose = client_names(spec, dataset, len(splits))[client]
         count = len({client for client, _ in untrained})
         found.append(
             f"{count} of {len(splits)} clients have test points of a class that they have no "
-            f"training points of; the first is client {client}, class {names[label]!r}."
+            f"training points of; the first is {whose}, class {names[label]!r}."
         )
     return found
 

@@ -22,16 +22,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from corefed import config, experiment
+from corefed import config, experiment, own_model
 from corefed.config import Experiment
+from corefed.data.preparation import Preparation
 from corefed.errors import UserError
 from corefed.evaluate import of_clients
-from corefed.federation import digest
+from corefed.federation import digest, keeping
 from corefed.federation.protocol import Reply, Task
 from corefed.federation.reading import local_data
 from corefed.federation.store import Store
 from corefed.federation.trust import privacy
 from corefed.methods import registry
+from corefed.models import Model
 from corefed.rng import SERVER, Streams, Who
 from corefed.runtime import wire
 from corefed.runtime.local import local_round
@@ -58,13 +60,17 @@ class Place(NamedTuple):
     min_noise: float = 0.0  # trains only under differential privacy with at least this noise
     max_epsilon: float = 0.0  # stops when its uploads have spent this; 0: no bound
     delta: float = 1e-5
+    model: str = ""  # the package.module:factory that it runs if the server asks for that one
+    models: Path | None = None  # folder for its model at the end of a run; None: it keeps none
 
 
 class Desk(NamedTuple):
     """Everything about a task but the task: made anew for each, since Flower starts a process."""
 
     experiment: Experiment
+    model: Model
     method: Method
+    preparation: Preparation
     train: ClientData  # one client: [1, n, ...]
     test: ClientData
     classes: int
@@ -76,11 +82,13 @@ class Desk(NamedTuple):
 def answer(task: Task, place: Place) -> Reply:
     """What the client replies; never raises."""
     try:
+        wanted = _experiment(task)
+        _refuse_code(wanted, place)
         if task.kind == "join":
-            data = _read(_experiment(task), place)
+            data = _read(wanted, place)
             _note(data.notes)
             return _reply(task, local_data.describe(data))
-        desk = _prepare(task, place)
+        desk = _prepare(task, place, wanted)
         return _train(task, place, desk) if task.kind == "train" else _evaluate(task, place, desk)
     except PublicError as error:
         return _reply(task, {}, error=str(error))
@@ -131,6 +139,8 @@ def _train(task: Task, place: Place, desk: Desk) -> Reply:
 
 def _evaluate(task: Task, place: Place, desk: Desk) -> Reply:
     """Sums over the test points of each model the client has; none where it keeps them."""
+    if task.round + 1 == desk.experiment.run.rounds:
+        _keep(task, place, desk)
     if not place.share_metrics or desk.test.weight.shape[1] == 0:
         return _reply(task, {"models": {}})
     began = time.perf_counter()
@@ -149,8 +159,28 @@ def _evaluate(task: Task, place: Place, desk: Desk) -> Reply:
     return _reply(task, {"models": sums, "seconds": time.perf_counter() - began})
 
 
-def _prepare(task: Task, place: Place) -> Desk:
-    wanted = _experiment(task)
+def _keep(task: Task, place: Place, desk: Desk) -> None:
+    """The model that the run ends with; a disk without room for it does not spoil the run."""
+    if place.models is None:
+        return
+    try:
+        keeping.keep(
+            place.models / task.run,
+            place.name,
+            desk.experiment,
+            desk.preparation,
+            desk.train,
+            desk.test,
+            desk.model,
+            desk.method,
+            _broadcast(task.tree, desk.device),
+            _private(task._replace(round=task.round + 1), desk),
+        )
+    except UserError as error:
+        _note([f"The model of this run is not kept in {place.models / task.run}: {error}"])
+
+
+def _prepare(task: Task, place: Place, wanted: Experiment) -> Desk:
     agreement = task.agreement
     if agreement is None:
         raise PublicError("The server sent no agreement about the data.")
@@ -173,8 +203,18 @@ def _prepare(task: Task, place: Place) -> Desk:
         agreement=agreement.to_json(),
     )
     seed = wanted.run.seeds[0]
-    classes = len(agreement.classes)
-    return Desk(wanted, method, train.to(device), test.to(device), classes, device, seed, store)
+    return Desk(
+        wanted,
+        model,
+        method,
+        keeping.prepared(data, agreement, place.target),
+        train.to(device),
+        test.to(device),
+        len(agreement.classes),
+        device,
+        seed,
+        store,
+    )
 
 
 def _experiment(task: Task) -> Experiment:
@@ -182,6 +222,16 @@ def _experiment(task: Task) -> Experiment:
         return config.resolve(flags=tomllib.loads(task.settings))
     except (UserError, tomllib.TOMLDecodeError) as error:
         raise PublicError(f"The server's settings cannot be used: {error}") from error
+
+
+def _refuse_code(wanted: Experiment, place: Place) -> None:
+    """A server may choose among networks of corefed; what else it names is not even imported."""
+    model = wanted.run.model
+    if own_model.is_own(model) and model != place.model:
+        raise PublicError(
+            f"This client runs no code that a server names; for the model {model} its operator "
+            f'must write model = "{model}" into client.toml.'
+        )
 
 
 def _read(wanted: Experiment, place: Place) -> local_data.LocalData:

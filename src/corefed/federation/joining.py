@@ -7,10 +7,10 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from corefed import config, files
-from corefed.config import Experiment
+from corefed.config import Experiment, Scaling
 from corefed.errors import UserError
 from corefed.federation.events import Log
 from corefed.federation.link import Link, mismatch, wait_for
@@ -110,14 +110,14 @@ def settings_of(experiment: Experiment) -> str:
     return "".join(line for line in lines if tomllib.loads(line).keys() <= kept)
 
 
-def _model(wanted: Experiment, shape: Sequence[int]) -> Literal["mlp", "cnn"]:
+def _model(wanted: Experiment, shape: Sequence[int]) -> str:
     """What auto means, once it is known what a point looks like."""
     if wanted.run.model == "auto":
         return "cnn" if len(shape) == 3 else "mlp"
     return wanted.run.model
 
 
-def _scale(wanted: Experiment, model: str) -> Literal["unit", "standard"]:
+def _scale(wanted: Experiment, model: str) -> Scaling:
     if wanted.run.scale == "auto":
         return "standard" if model == "cnn" else "unit"
     return wanted.run.scale

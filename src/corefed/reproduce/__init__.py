@@ -44,6 +44,8 @@ NAMES = {
     "solvers": Entry("subsets", "reproduce_solvers", "what the solver does to accuracy"),
     "grid": Entry("subsets", "reproduce_grid", "fractions by local steps: no collapse"),
     "glm": Entry("glm", "reproduce", "coresets of generalised linear models against MCMC"),
+    "newcomer": Entry("newcomer", "reproduce", "a client that joins after training, by its points",
+                      options=("results", "page")),
 }  # fmt: skip
 
 

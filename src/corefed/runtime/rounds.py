@@ -18,6 +18,7 @@ from corefed.data.clients import FederatedData
 from corefed.errors import UserError
 from corefed.evaluate import evaluate
 from corefed.experiment import Setup, prepare
+from corefed.own_model import Factory
 from corefed.types import Method, Tree
 
 Line = dict[str, Any]
@@ -38,6 +39,7 @@ def train(
     out: Path | None = None,
     *,
     data: FederatedData | None = None,
+    factory: Factory | None = None,
     resume: bool = False,
     on_begin: Callable[[dict[str, Any], list[Line]], None] = lambda values, lines: None,
     on_round: Callable[[Line], None] = lambda line: None,
@@ -47,15 +49,15 @@ def train(
 
     Whatever can be refused is refused before `out` is made. `stop` is asked after each round; a run
     that it ends has its checkpoint, and `resume` goes on from there to the same result. `on_begin`
-    is told every setting and the rounds that are there already. `data` are taken instead of those
-    that the experiment names.
+    is told every setting and the rounds that are there already. `data`, and a `factory` of
+    networks, are taken instead of those that the experiment names.
     """
     folder = None if out is None else record.Folder(out)
     if folder is not None and not resume:
         folder.refuse_existing()
     if folder is not None and experiment.run.checkpoint_every:
         checkpoint.require_library()
-    setup = prepare(experiment, data)
+    setup = prepare(experiment, data, factory)
     run, clients, servers = setup.experiment.run, setup.clients, setup.servers
     values = to_dict(setup.experiment)
     lines: list[Line] = []
@@ -111,8 +113,9 @@ def _round(setup: Setup, servers: list[Tree], t: int) -> tuple[Line, list[Tree]]
     }
     if due(run, t):
         began = time.perf_counter()
+        data = setup.data
         evaluation = evaluate(
-            clients, method, servers, setup.data.test, t, run.evaluate_draws, setup.data.classes
+            clients, method, servers, data.test, t, run.evaluate_draws, data.classes, data.unit
         )
         line["metrics"] = {
             name: [each[name] for each in evaluation.metrics] for name in evaluation.metrics[0]

@@ -150,6 +150,9 @@ class About:
     """Where to train: auto, cpu, cuda or cuda:INDEX."""
     share_metrics: bool = True
     """Send losses, sums over this client's test points and figures of its coreset to the server."""
+    model: str = ""
+    """A network of your own, package.module:factory, that this client runs if the server asks for
+    exactly it; other code that the server names is refused unseen."""
     heartbeat: int = 10
     """Seconds between signs of life; the server counts this client as gone after twice as long."""
 
@@ -235,6 +238,8 @@ class Client:
             target=self.data.target,
             test_fraction=self.data.test_fraction,
             share_metrics=self.about.share_metrics,
+            model=self.about.model,
+            models=self.path / "models",
             min_noise=self.privacy.min_noise,
             max_epsilon=self.privacy.max_epsilon,
             delta=self.privacy.delta,

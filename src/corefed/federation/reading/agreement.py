@@ -19,14 +19,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from corefed.data.clients import SCALES
+from corefed.data import classes as naming
 from corefed.errors import UserError
 from corefed.federation import digest
 from corefed.federation.protocol import Agreement
-from corefed.federation.reading import classes as naming
 
 MOST_VALUES = 2**53
 """Of a client: numbers above this are not counted exactly, and nobody has them."""
+
+SCALES = ("unit", "standard")
+"""What follows from three numbers a client; scales of single features would tell more of them."""
 
 BLOCK = 1 << 22
 """Values that are widened to float64 at once."""
@@ -72,7 +74,7 @@ def agree(
     `classes` are the experiment's; where it names none, those of all clients together.
     """
     if scale not in SCALES:
-        raise UserError(f"There is no scale {scale!r}; use {' or '.join(SCALES)}.")
+        raise UserError(f"There is no scale {scale!r} in a federation; use {' or '.join(SCALES)}.")
     if not isinstance(descriptions, Mapping):
         descriptions = {f"client {number}": each for number, each in enumerate(descriptions)}
     if not descriptions:

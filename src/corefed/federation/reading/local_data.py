@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from corefed import rng
-from corefed.data import datasets
+from corefed.data import classes as naming
+from corefed.data import datasets, npz
 from corefed.data.datasets import Dataset
 from corefed.errors import UserError
 from corefed.federation import digest
 from corefed.federation.protocol import Agreement
-from corefed.federation.reading import classes as naming
-from corefed.federation.reading import npz, table
+from corefed.federation.reading import table
 from corefed.federation.reading.agreement import agree, moments, named
 from corefed.types import ClientData
 
@@ -51,6 +51,8 @@ class LocalData(NamedTuple):
     labels: tuple[str, ...]  # names of the classes that this client has; empty for a regression
     notes: tuple[str, ...] = ()  # for the client's operator
     columns: tuple[str, ...] = ()  # of a table: names of the features in their order
+    embedding: str = ""  # of images: the network that they went through, or none
+    levels: bool = False  # points were bytes 0..255 of what runs from 0 to 1
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,7 +86,7 @@ def read(
     dataset = _renamed(dataset, classes)
     test = dataset.held_out
     if test is None:
-        test = _drawn(dataset, test_fraction, seed)
+        test = drawn(dataset, test_fraction, seed)
     if bool(test.all()):
         raise UserError(f"{dataset.name} has no points to train on.")
     (train_rows,), (test_rows,) = (~test).nonzero(as_tuple=True), test.nonzero(as_tuple=True)
@@ -96,6 +98,8 @@ def read(
         dataset.labels,
         dataset.notes,
         dataset.columns,
+        dataset.embedding,
+        dataset.x.dtype == torch.uint8,
     )
 
 
@@ -163,7 +167,7 @@ def _renamed(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     )
 
 
-def _drawn(dataset: Dataset, fraction: float, seed: int) -> Tensor:
+def drawn(dataset: Dataset, fraction: float, seed: int) -> Tensor:
     """[n] bool, the test points: evenly spaced along the points in random order, sorted by class.
 
     So each class gives its part, give or take one point, and the parts do not all round alike. A

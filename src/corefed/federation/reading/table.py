@@ -9,27 +9,19 @@ regression. The file is read row by row; its numbers, not its text, are kept.
 from __future__ import annotations
 
 import csv
-import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from corefed.data import cells as text
+from corefed.data import classes
+from corefed.data.cells import BLOCK, MISSING, is_number
 from corefed.data.datasets import Dataset
 from corefed.errors import UserError
-from corefed.federation.reading import classes
-
-MISSING = frozenset({"", "?", ".", "-", "na", "n/a", "nan", "null", "none"})
-"""What people write where there is no value, in small letters."""
-
-BLOCK = 4096
-"""Rows turned into numbers at once."""
 
 PER_ROW, PER_NUMBER = 100, 8
 """Bytes of memory: of the text of a target in Python; of a feature, as it is and divided."""
@@ -40,10 +32,10 @@ MANY = 100
 
 def read(path: Path, target: str, memory_mb: int) -> Dataset:
     """All rows of the table."""
-    _check_size(path, memory_mb)
-    with _opened(path) as file:
+    text.check_size(path, memory_mb)
+    with text.opened(path) as file:
         rows = csv.reader(file, strict=True)
-        header = _header(path, next(rows, []))
+        header = text.header_of(path, next(rows, []))
         place = _place(path, header, target)
         x, cells = _rows(path, rows, header, place, memory_mb)
     y, labels, notes = _target(f"Column {target!r} of {path}", cells)
@@ -54,42 +46,10 @@ def read(path: Path, target: str, memory_mb: int) -> Dataset:
     return Dataset(str(path), points, y, len(labels), labels=labels, notes=notes, columns=columns)
 
 
-def _check_size(path: Path, memory_mb: int) -> None:
-    try:
-        size = os.stat(path).st_size
-    except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
-    if size > memory_mb * 2**20:
-        raise UserError(
-            f"{path} has {size / 2**20:.0f} MB, more than the {memory_mb} MB of memory allowed; "
-            "use fewer rows or columns, or raise memory_mb."
-        )
-
-
-def _header(path: Path, cells: Sequence[str]) -> list[str]:
-    header = [cell.strip() for cell in cells]
-    if not any(header):
-        raise UserError(f"{path} is empty or begins with an empty line; it needs a header.")
-    if all(_is_number(name) for name in header):
-        raise UserError(f"{path} begins with numbers; its first line must name the columns.")
-    if len(header) == 1:
-        sign = next((sign for sign in (";", "\t", "|") if sign in header[0]), None)
-        why = f"; is it separated by {sign!r}? Use commas" if sign else ""
-        raise UserError(f"{path} has one column only{why}; it needs features and a target.")
-    if "" in header:
-        raise UserError(
-            f"Column {header.index('') + 1} of {path} has no name; name it, or leave it out."
-        )
-    (name, times), *_ = Counter(header).most_common(1)
-    if times > 1:
-        raise UserError(f"{path} has {times} columns {name!r}; rename or leave out all but one.")
-    return header
-
-
 def _place(path: Path, header: list[str], target: str) -> int:
     if target in header:
         return header.index(target)
-    shown = ", ".join(header[:20]) + (", ..." if len(header) > 20 else "")
+    shown = text.shown(header)
     if not target:
         raise UserError(f"Name the column of {path} to predict as target; it has {shown}.")
     raise UserError(f"{path} has no column {target!r} to predict; it has {shown}.")
@@ -106,13 +66,7 @@ def _rows(
     texts: dict[str, str] = {}  # one string for equal ones
     missing = dict.fromkeys(header, 0)
     most = memory_mb * 2**20 // (PER_ROW + PER_NUMBER * len(names))
-    for row in rows:
-        if not row:
-            continue
-        if len(row) != len(header):
-            raise UserError(
-                f"Line {rows.line_num} of {path} has {len(row)} cells, the header {len(header)}."
-            )
+    for line, row in text.rows_of(path, rows, header):
         if len(cells) == most:
             raise UserError(
                 f"{path} has more than {most} rows of {len(header)} columns, which need more than "
@@ -121,7 +75,7 @@ def _rows(
         cell = row.pop(place).strip()
         missing[header[place]] += cell.lower() in MISSING
         cells.append(texts.setdefault(cell, cell))
-        block.append(_numbers(path, rows.line_num, names, row))
+        block.append(_numbers(path, line, names, row))
         if len(block) == BLOCK:
             blocks.append(_closed(block, names, missing))
             block = []
@@ -147,12 +101,12 @@ def _numbers(path: Path, line: int, names: list[str], row: list[str]) -> list[fl
     except ValueError:
         pass
     for name, cell in zip(names, row, strict=True):
-        if cell.strip().lower() not in MISSING and not _is_number(cell):
+        if cell.strip().lower() not in MISSING and not is_number(cell):
             raise UserError(
                 f"Line {line} of {path} has {cell[:40]!r} in column {name!r}, which is no number; "
                 "give categories numbers, or leave the column out."
             )
-    return [float(cell) if _is_number(cell) else float("nan") for cell in row]
+    return [float(cell) if is_number(cell) else float("nan") for cell in row]
 
 
 def _closed(
@@ -168,7 +122,7 @@ def _closed(
 def _target(where: str, cells: list[str]) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
     """y, names of the classes, and notes."""
     different = set(cells)
-    numbers = {cell for cell in different if _is_number(cell)}
+    numbers = {cell for cell in different if is_number(cell)}
     fraction = next((cell for cell in numbers if not float(cell).is_integer()), None)
     if len(numbers) < len(different):
         text = next(cell for cell in cells if cell not in numbers)
@@ -195,25 +149,3 @@ def _target(where: str, cells: list[str]) -> tuple[Tensor, tuple[str, ...], tupl
 
 def _without(header: list[str], place: int) -> list[str]:
     return header[:place] + header[place + 1 :]
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return "_" not in cell
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    """The text of the file; a mark that some programs put before it is no part of it."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield file
-    except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text; save it as a CSV file in UTF-8.") from error
-    except csv.Error as error:
-        raise UserError(f"{path} is not a CSV file that can be read: {error}.") from error

@@ -1,9 +1,10 @@
-"""A client's points in an .npz file: arrays X and y, or X_train, y_train, X_test and y_test.
+"""Points in an .npz file: arrays X and y, or X_train, y_train, X_test and y_test.
 
 X may be written x. Points lie along the first axis; numbers are taken as they are, whole ones too
 (bytes of an image are not divided by 255). Whole numbers or text in y are classes, floating-point
-numbers are targets of a regression. Nothing pickled is ever loaded, and sizes are known from the
-arrays' headers before any of them is unpacked.
+numbers are targets of a regression. Another array, such as client or groups (with _train and _test
+where X has them), may say whose points they are. Nothing pickled is ever loaded, and sizes are
+known from the arrays' headers before any of them is unpacked.
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from corefed.data.datasets import Dataset
 from corefed.errors import UserError
-from corefed.federation.reading import classes
+
+if TYPE_CHECKING:
+    from corefed.data.datasets import Dataset
+from corefed.data import classes
 
 Array = npt.NDArray[Any]
+CLIENTS = ("client", "clients", "group", "groups")
+"""Arrays that say whose points they are, without being named by the user."""
+
 MEANT = "X and y, or X_train and y_train, and with these X_test and y_test where there are any"
 
 
@@ -47,39 +53,97 @@ class Header(NamedTuple):
         return kind if kind in "fU" else "i", math.prod(self.shape[1:])
 
 
-def read(path: Path, memory_mb: int) -> Dataset:
-    """All points of the file; those of its test arrays are held out."""
-    with _readable(path):
-        headers = _headers(path)
+class Look(NamedTuple):
+    """What a file is like, from its headers."""
+
+    shape: tuple[int, ...]  # of a point
+    client: str  # the array that says whose points they are; empty: none does
+
+
+def look(path: Path) -> Look:
+    """Without reading an array."""
+    with readable(path):
+        headers = headers_of(path)
+    x = _pairs(path, headers)[0][0]
+    known = {name.lower().removesuffix("_train"): name for name in headers}
+    client = next((known[name].removesuffix("_train") for name in CLIENTS if name in known), "")
+    return Look(headers[x].shape[1:] or (1,), client)
+
+
+def read(path: Path, memory_mb: int, client: str = "", task: str = "auto") -> Dataset:
+    """All points of the file; those of its test arrays are held out.
+
+    `client` is the array that says whose points they are, where one does; `task` may say that
+    whole numbers are to be regressed on.
+    """
+    from corefed.data.datasets import Dataset  # which imports this module
+
+    with readable(path):
+        headers = headers_of(path)
     pairs = _pairs(path, headers)
     for x, y in pairs:
         _check(path, x, y, headers)
     _check_alike(path, pairs, headers)
     _check_memory(path, pairs, headers, memory_mb)
+    owners = _owners(path, client, pairs, headers) if client else []
     sizes = [headers[x].shape[0] for x, _ in pairs]
     point = headers[pairs[0][0]].shape[1:] or (1,)
     points = np.empty((sum(sizes), *point), np.float32)
     kind, width = headers[pairs[0][1]].family
     parts: list[Array] = []
-    with _readable(path), np.load(path, allow_pickle=False) as file:
+    whose: list[Array] = []
+    with readable(path), np.load(path, allow_pickle=False) as file:
         for (x, y), end, size in zip(pairs, np.cumsum(sizes), sizes, strict=True):
             with np.errstate(over="ignore"):  # what is too large becomes infinite, and refused
                 points[end - size : end] = file[x].reshape(size, *point)
             parts.append(file[y].reshape(size, width))
-    targets, labels = _targets(path, kind, np.concatenate(parts))
+        whose += [file[name].reshape(-1) for name in owners]
+    targets, labels = _targets(path, kind, np.concatenate(parts), task)
+    groups, names = _groups(np.concatenate(whose)) if whose else (None, ())
     return Dataset(
         str(path),
         torch.from_numpy(points),
         targets,
         len(labels),
+        groups,
         held_out=torch.arange(len(points)) >= sizes[0] if len(pairs) > 1 else None,
         labels=labels,
         keep_split=True,
-        notes=tuple(_notes(path, pairs, headers, points)),
+        notes=tuple(_notes(path, pairs, owners, headers, points)),
+        group_names=names,
     )
 
 
-def _headers(path: Path) -> dict[str, Header]:
+def _owners(
+    path: Path, client: str, pairs: list[tuple[str, str]], headers: dict[str, Header]
+) -> list[str]:
+    """Names of the arrays that say whose points they are, one a pair."""
+    found = []
+    for x, _ in pairs:
+        name = client + x[1:]  # client, client_train, client_test
+        if name not in headers:
+            there = ", ".join(headers)
+            raise UserError(f"{path} has no array {name!r} to make clients of; it has {there}.")
+        shape, dtype = headers[name]
+        if dtype.kind not in "iubU":
+            raise UserError(f"{name} in {path} is {dtype}; clients are whole numbers or names.")
+        if math.prod(shape) != headers[x].shape[0]:
+            raise UserError(
+                f"{path} has {headers[x].shape[0]} points in {x} but {math.prod(shape)} in {name}."
+            )
+        found.append(name)
+    return found
+
+
+def _groups(whose: Array) -> tuple[Tensor, tuple[str, ...]]:
+    names = [str(each) for each in whose.tolist()]
+    different = classes.ordered(names)
+    places = {name: place for place, name in enumerate(different)}
+    return torch.tensor([places[name] for name in names]), different
+
+
+def headers_of(path: Path) -> dict[str, Header]:
+    """What the file holds, by name; to be called inside `readable`."""
     found = {}
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
@@ -87,14 +151,15 @@ def _headers(path: Path) -> dict[str, Header]:
                 continue
             name = info.filename.removesuffix(".npy")
             with archive.open(info) as stream:
-                header = _header(stream, f"{name} in {path}")
-            if header.size > info.file_size:
-                raise UserError(f"{name} in {path} claims shape {header.shape}, more than it has.")
-            found[name] = header
+                found[name] = header(stream, f"{name} in {path}")
+            if found[name].size > info.file_size:
+                shape = found[name].shape
+                raise UserError(f"{name} in {path} claims shape {shape}, more than it has.")
     return found
 
 
-def _header(stream: Any, what: str) -> Header:
+def header(stream: Any, what: str) -> Header:
+    """Of the array that a stream begins with."""
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
@@ -184,10 +249,14 @@ def _check_memory(
         )
 
 
-def _targets(path: Path, kind: str, y: Array) -> tuple[Tensor, tuple[str, ...]]:
+def _targets(path: Path, kind: str, y: Array, task: str) -> tuple[Tensor, tuple[str, ...]]:
     """Of [n, d] as the file has them, all parts together."""
     where = f"y in {path}"
-    if kind == "f":
+    if task == "regression" and kind == "U":
+        raise UserError(f"{where} is text; a regression needs numbers.")
+    if task == "classification" and kind == "f":
+        raise UserError(f"{where} has floating-point numbers; classes are whole ones or text.")
+    if kind == "f" or task == "regression":
         with np.errstate(over="ignore"):
             return torch.from_numpy(y.astype(np.float32)), ()
     if kind == "U":
@@ -196,9 +265,13 @@ def _targets(path: Path, kind: str, y: Array) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def _notes(
-    path: Path, pairs: list[tuple[str, str]], headers: dict[str, Header], points: Array
+    path: Path,
+    pairs: list[tuple[str, str]],
+    owners: list[str],
+    headers: dict[str, Header],
+    points: Array,
 ) -> Iterator[str]:
-    used = {name for pair in pairs for name in pair}
+    used = {name for pair in pairs for name in pair} | set(owners)
     others = [name for name in headers if name not in used]
     if others:
         yield f"{path} also holds {', '.join(others)}, which are not read."
@@ -211,7 +284,8 @@ def _notes(
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with an .npz file, in a sentence."""
     try:
         yield
     except OSError as error:

@@ -1,0 +1,110 @@
+"""Cells of tables, and CSV files row by row: what the strict reader of a federation's client
+(`federation/reading/table.py`) and the reader of a whole table (`table.py`) have in common.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from corefed.errors import UserError
+
+MISSING = frozenset({"", "?", ".", "-", "na", "n/a", "nan", "null", "none"})
+"""What people write where there is no value, in small letters."""
+
+BLOCK = 4096
+"""Rows turned into numbers at once."""
+
+_WHOLE = re.compile(r"-?\d+\.0+")
+
+
+def is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell  # Python would read 1_000 as a number
+
+
+def is_missing(cell: str) -> bool:
+    return cell.strip().lower() in MISSING
+
+
+def named(cell: str) -> str:
+    """A cell as the name of a class, category or client: text as it is, and 2.0 as 2."""
+    text = cell.strip()
+    return text.partition(".")[0] if _WHOLE.fullmatch(text) else text
+
+
+def shown(names: Sequence[str], most: int = 20) -> str:
+    """The first names of many."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def check_size(path: Path, memory_mb: int) -> None:
+    try:
+        size = os.stat(path).st_size
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
+    if size > memory_mb * 2**20:
+        raise UserError(
+            f"{path} has {size / 2**20:.0f} MB, more than the {memory_mb} MB of memory allowed; "
+            "use fewer rows or columns, or raise memory_mb."
+        )
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[TextIO]:
+    """The text of the file; a mark that some programs put before it is no part of it."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield file
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text; save it as a CSV file in UTF-8.") from error
+    except csv.Error as error:
+        raise UserError(f"{path} is not a CSV file that can be read: {error}.") from error
+
+
+def header_of(path: Path, cells: Sequence[str]) -> list[str]:
+    """Names of the columns, checked."""
+    header = [cell.strip() for cell in cells]
+    if not any(header):
+        raise UserError(f"{path} is empty or begins with an empty line; it needs a header.")
+    if all(is_number(name) for name in header):
+        raise UserError(f"{path} begins with numbers; its first line must name the columns.")
+    if len(header) == 1:
+        sign = next((sign for sign in (";", "\t", "|") if sign in header[0]), None)
+        why = f"; is it separated by {sign!r}? Use commas" if sign else ""
+        raise UserError(f"{path} has one column only{why}; it needs features and a target.")
+    check_names(path, header)
+    return header
+
+
+def check_names(path: Path, header: Sequence[str]) -> None:
+    if "" in header:
+        raise UserError(
+            f"Column {header.index('') + 1} of {path} has no name; name it, or leave it out."
+        )
+    (name, times), *_ = Counter(header).most_common(1)
+    if times > 1:
+        raise UserError(f"{path} has {times} columns {name!r}; rename or leave out all but one.")
+
+
+def rows_of(path: Path, rows: Any, header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Line and cells of every row that is not empty, from a csv.reader behind the header."""
+    for row in rows:
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise UserError(
+                f"Line {rows.line_num} of {path} has {len(row)} cells, the header {len(header)}."
+            )
+        yield rows.line_num, row

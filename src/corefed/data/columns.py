@@ -1,0 +1,119 @@
+"""A table's columns as features: numbers as they are, categories one-hot.
+
+    a number                    x                   NaN where it is missing
+    ... that some rows lack     x, [x is missing]
+    a category                  [c = a], [c = b], ...
+    ... that some rows lack     [c = a], [c = b], ..., [c is missing]
+
+The layout is that of the whole file, so that every split of it has a network of the same size;
+numbers that depend on values are fixed on training points (`preparation.py`). A category that is
+not in the layout is all zeros.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from corefed.data import sources
+from corefed.data.sources import Block, Cells, Numbers
+from corefed.errors import UserError
+
+if TYPE_CHECKING:
+    from corefed.data.profile import Profile
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column that features are made of."""
+
+    name: str
+    categories: tuple[str, ...] = ()
+    """Their names in the order of their features; empty for a number."""
+    lacking: bool = False
+    """Some rows have no value: the last feature says so."""
+
+    @property
+    def width(self) -> int:
+        """Number of features."""
+        return (len(self.categories) or 1) + self.lacking
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Their names."""
+        own = tuple(f"{self.name}={each}" for each in self.categories) or (self.name,)
+        return (*own, f"{self.name} missing") if self.lacking else own
+
+
+class Layout(NamedTuple):
+    """What a table is made of."""
+
+    columns: tuple[Column, ...]  # that features are made of, in their order
+    target: str
+    client: str  # empty: no column says whose row it is
+    ignored: tuple[str, ...]
+    profiles: tuple[Profile, ...]  # of all columns that are read, in the order of the file
+
+
+def width(columns: Sequence[Column]) -> int:
+    return sum(column.width for column in columns)
+
+
+def numbers(columns: Sequence[Column]) -> tuple[bool, ...]:
+    """Of every feature, whether it is a number that is scaled."""
+    found: list[bool] = []
+    for column in columns:
+        found += [not column.categories] + [False] * (column.width - 1)
+    return tuple(found)
+
+
+def encode(
+    columns: Sequence[Column], block: Block, where: Callable[[int], str]
+) -> tuple[Numbers, Counter[tuple[str, str]]]:
+    """[n, width] features of a block, and how often each category occurs that is not known."""
+    x = np.zeros((len(block.places), width(columns)))
+    unknown: Counter[tuple[str, str]] = Counter()
+    start = 0
+    for column in columns:
+        cells = block.cells[column.name]
+        part = x[:, start : start + column.width]
+        if column.categories:
+            unknown.update((column.name, each) for each in _one_hot(column, cells, part))
+        else:
+            part[:, 0] = _numbers(column.name, block, where)
+            if column.lacking:
+                part[:, 1] = np.isnan(part[:, 0])
+        start += column.width
+    return x, unknown
+
+
+def _numbers(name: str, block: Block, where: Callable[[int], str]) -> Numbers:
+    cells = block.cells[name]
+    values, texts = sources.numbers(cells)
+    bad = np.isinf(values)
+    bad[texts] = True
+    if bad.any():
+        at = int(bad.argmax())
+        what = "text" if at in texts else "infinite"
+        raise UserError(
+            f"{where(block.places[at])} has {str(cells[at])[:40]!r} in column {name!r}, which is "
+            f"{what} where training had numbers; mend that cell."
+        )
+    return values
+
+
+def _one_hot(column: Column, cells: Cells, part: Numbers) -> list[str]:
+    """Fill in a row's category; the names of those that are not known."""
+    places = {name: place for place, name in enumerate(column.categories)}
+    names = sources.names(cells)
+    for row, name in enumerate(names):
+        place = places.get(name)
+        if place is not None:
+            part[row, place] = 1
+        elif not name and column.lacking:
+            part[row, -1] = 1
+    return [name for name in names if name and name not in places]

@@ -1,0 +1,254 @@
+"""Arrays in memory as a pool of points that clients own: what `corefed.Federation` is fitted to.
+
+Whole numbers, text and truth values in y are classes, floating-point numbers are targets of a
+regression; `task` may say otherwise. Points that are not given for testing are held out client by
+client, by the rule and the seed of a run, as a client of a real federation does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from corefed.config import MEMORY, Run
+from corefed.data import classes as naming
+from corefed.data import clients
+from corefed.data.clients import FederatedData
+from corefed.data.datasets import Dataset
+from corefed.data.partition import Split
+from corefed.errors import UserError
+from corefed.federation.reading import local_data
+
+Array = npt.NDArray[Any]
+Clients = Mapping[Any, Sequence[Any]]
+"""Name -> (X, y), or (X_train, y_train, X_test, y_test)."""
+
+
+class Pool(NamedTuple):
+    """Points of all clients, before a seed says which are held out."""
+
+    names: list[Any]  # as they were given: text or whole numbers
+    dataset: Dataset
+    classes: Array  # as they were given, in the order of the network's outputs; empty: regression
+    trained: list[Tensor]  # rows of each client
+    tested: list[Tensor] | None  # None: a part of the rows above is held out
+
+    def splits(self, fraction: float, seed: int) -> list[Split]:
+        """Training and test points of each client."""
+        if self.tested is not None:
+            pairs = zip(self.trained, self.tested, strict=True)
+            return [Split(train, test) for train, test in pairs]
+        found = []
+        for rows in self.trained:
+            mine = self.dataset._replace(x=self.dataset.x[rows], y=self.dataset.y[rows])
+            test = local_data.drawn(mine, fraction, seed)
+            found.append(Split(rows[~test], rows[test]))
+        return found
+
+
+def gather(given: Clients, test: Clients | None, task: str) -> Pool:
+    """All clients' arrays, checked and put one after the other."""
+    names = _names(given)
+    for name in test or ():
+        if name not in given:
+            raise UserError(f"There are test points for {name!r}, but clients has no such name.")
+    parts = [_parts(name, given[name], test) for name in names]
+    apart = [len(each) == 4 for each in parts]
+    if any(apart) and not all(apart):
+        lacking = names[apart.index(False)]
+        raise UserError(
+            f"Client {lacking!r} has no test points, but others have: give all, or none."
+        )
+    pairs = [(f"{end} of client {name!r}", x, y) for name, each in zip(names, parts, strict=True)
+             for end, x, y in _pairs(each)]  # fmt: skip
+    shape = points(pairs[0][1], f"X{pairs[0][0]}").shape[1:]
+    xs = [points(x, f"X{where}", tuple(shape)) for where, x, _ in pairs]
+    ys = [_column(y, f"y{where}", len(xs[place])) for place, (where, _, y) in enumerate(pairs)]
+    y, different, labels = _targets(ys, task)
+    ends = np.cumsum([0, *map(len, xs)]).tolist()
+    rows = [torch.arange(start, end) for start, end in pairwise(ends)]
+    dataset = Dataset(
+        MEMORY,
+        torch.cat(xs),
+        y,
+        len(labels),
+        labels=labels,
+        group_names=tuple(map(str, names)),
+        standardise=True,
+    )
+    step = 2 if apart[0] else 1
+    return Pool(names, dataset, different, rows[::step], rows[1::2] if apart[0] else None)
+
+
+def federate(pool: Pool, run: Run, fraction: float) -> FederatedData:
+    """The clients of every seed side by side."""
+    scale = run.scale
+    if scale == "auto":
+        scale = "standard" if run.model == "cnn" else "unit"
+    bound = max(1, run.memory_mb // len(run.seeds))
+    names = list(pool.dataset.group_names)
+    many = []
+    for seed in run.seeds:
+        splits = pool.splits(fraction, seed)
+        if not any(len(one.test) for one in splits):
+            raise UserError("No client has points enough to test on; give some as test=.")
+        data = clients.federate(pool.dataset, splits, scale=scale, memory_mb=bound, names=names)
+        if pool.tested is None:
+            said = f"{fraction:.0%} of each client's points are held out for testing"
+            data = data._replace(notes=(*data.notes, said))
+        many.append(data)
+    return many[0] if len(many) == 1 else clients.stack(many)
+
+
+def points(x: Any, where: str, shape: tuple[int, ...] | None = None) -> Tensor:
+    """Points [n, ...] in float32, checked; of a shape, flat where that has as many features."""
+    array = _numbers(x, where)
+    if array.ndim < 2:
+        raise UserError(
+            f"{where} has shape {array.shape}; it must have a row a point: write one point as "
+            "X.reshape(1, -1), one feature as X.reshape(-1, 1)."
+        )
+    if len(array) == 0:
+        raise UserError(f"{where} has no points.")
+    if shape is not None and array.shape[1:] != shape:
+        if array[0].size != int(np.prod(shape)) or array.ndim > 2:
+            raise UserError(
+                f"{where} has points of shape {array.shape[1:]}, not {shape} as all others have."
+            )
+        array = array.reshape(len(array), *shape)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and refused
+        found = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).clone()
+    bad = ~found.isfinite().flatten(1).all(1)
+    if bool(bad.any()):
+        raise UserError(
+            f"{where} has NaN or infinite numbers in {int(bad.sum())} points, the first in row "
+            f"{int(bad.nonzero()[0])}; fill them in, or leave those points out."
+        )
+    return found
+
+
+def labels_of(different: Array) -> tuple[str, ...]:
+    """How classes are called in files: whole numbers, and truth values, as 0, 1, ..."""
+
+    def name(value: object) -> str:
+        whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+        return str(int(value)) if whole else str(value)  # type: ignore[call-overload]
+
+    return tuple(name(value) for value in different.tolist())
+
+
+def _names(given: object) -> list[Any]:
+    if not isinstance(given, Mapping) or not given:
+        raise UserError("Give clients as a mapping, one client at least: {name: (X, y), ...}.")
+    for name in given:
+        if not isinstance(name, str | int | np.integer) or not str(name).strip():
+            raise UserError(f"{name!r} is no name for a client; use text or a whole number.")
+    names = [int(name) if isinstance(name, np.integer) else name for name in given]
+    if len({str(name) for name in names}) < len(names):
+        raise UserError("Two clients have the same name, once as text and once as a number.")
+    return names
+
+
+def _parts(name: Any, given: Any, test: Clients | None) -> Sequence[Any]:
+    """X, y and, where there are test points, X_test, y_test."""
+    if not isinstance(given, tuple | list) or len(given) not in (2, 4):
+        raise UserError(
+            f"Client {name!r} must have a tuple (X, y), or (X_train, y_train, X_test, y_test)."
+        )
+    if test is None or name not in test:
+        return given
+    if len(given) == 4 or not isinstance(test[name], tuple | list) or len(test[name]) != 2:
+        raise UserError(f"Give the test points of client {name!r} once: test={{name: (X, y)}}.")
+    return (*given, *test[name])
+
+
+def _pairs(each: Sequence[Any]) -> list[tuple[str, Any, Any]]:
+    ends = ("",) if len(each) == 2 else ("_train", "_test")
+    return [(end, each[2 * place], each[2 * place + 1]) for place, end in enumerate(ends)]
+
+
+def _array(values: Any, where: str) -> Array:
+    if isinstance(values, Tensor):
+        return np.asarray(values.detach().cpu().numpy())
+    try:
+        return np.asarray(values)
+    except ValueError as error:  # rows of different lengths
+        raise UserError(f"{where} is no array: {error}.") from error
+
+
+def _numbers(values: Any, where: str) -> Array:
+    array = _array(values, where)
+    if array.dtype == object:  # such as a table of columns of several types
+        with suppress(TypeError, ValueError):
+            array = array.astype(np.float64)
+    if array.dtype.kind not in "fiub":
+        raise UserError(f"{where} is {array.dtype}, not numbers; encode categories as numbers.")
+    return array
+
+
+def _column(values: Any, where: str, count: int) -> Array:
+    array = _array(values, where)
+    if array.ndim == 0 or len(array) != count:
+        have = "no" if array.ndim == 0 else len(array)
+        raise UserError(f"{where} has {have} targets for {count} points.")
+    return array
+
+
+def _targets(ys: list[Array], task: str) -> tuple[Tensor, Array, tuple[str, ...]]:
+    """y as a network learns it; the classes, and their names in files, or none of a regression."""
+    kinds = {"U" if y.dtype.kind in "OUS" else "f" if y.dtype.kind == "f" else "i" for y in ys}
+    if task == "regression" or (task == "auto" and kinds == {"f"}):
+        return _regression(ys), np.empty(0), ()
+    if "U" in kinds and len(kinds) > 1:
+        raise UserError("y has text at some clients and numbers at others; give all alike.")
+    if kinds > {"f"} and task == "auto":
+        raise UserError(
+            "y has whole numbers at some clients and floating-point numbers at others; "
+            "give all alike, or say task='classification' or 'regression'."
+        )
+    flat = [y.reshape(len(y), -1) for y in ys]
+    if any(each.shape[1] != 1 for each in flat):
+        raise UserError("y must have one class a point.")
+    pooled = np.concatenate([each[:, 0] for each in flat])
+    try:
+        missing = bool((pooled != pooled).any()) or any(each is None for each in pooled.tolist())
+        different, places = np.unique(pooled, return_inverse=True)
+    except TypeError as error:
+        raise UserError(
+            "Classes in y must be all text or all numbers, so that they have an order."
+        ) from error
+    if missing:
+        raise UserError("y has points without a class (None or NaN); leave them out.")
+    if different.dtype == object:
+        different = different.astype(str)
+    labels = labels_of(different)
+    if len(labels) < 2:
+        raise UserError(
+            f"All points are of class {labels[0]!r}; there must be two classes at least."
+        )
+    if len(labels) > naming.MOST:
+        raise UserError(
+            f"y has {len(labels)} classes, more than {naming.MOST}; for a regression give "
+            "floating-point numbers."
+        )
+    return torch.from_numpy(places.reshape(-1)).long(), different, labels
+
+
+def _regression(ys: list[Array]) -> Tensor:
+    try:
+        flat = [y.astype(np.float64).reshape(len(y), -1) for y in ys]
+    except (TypeError, ValueError) as error:
+        raise UserError("y has text; a regression needs numbers.") from error
+    if len({each.shape[1] for each in flat}) > 1:
+        raise UserError("y has another number of targets at some clients than at others.")
+    pooled = np.concatenate(flat)
+    if not np.isfinite(pooled).all():
+        raise UserError("y has NaN or infinite targets; leave those points out.")
+    return torch.from_numpy(pooled.astype(np.float32))

@@ -1,0 +1,191 @@
+"""What the columns of a table are: one pass over the file that keeps counts, not rows.
+
+Text is a category, numbers are numbers, unless the user says otherwise; what is neither (dates,
+identifiers, numbers with a few words among them) is refused with what to do about it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from corefed.data import sources
+from corefed.data.columns import Column
+from corefed.data.sources import Cells, Source
+from corefed.errors import UserError
+
+MOST_CATEGORIES = 50
+"""Of a column: each is a feature, and one that a handful of rows has teaches nothing."""
+
+MOST_VALUES = 10_000
+"""Different values that are counted; a column with more is a measurement or an identifier."""
+
+_DATE = re.compile(
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([ T].*)?"
+)
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+
+Role = Literal["number", "category", "target", "client", "ignored"]
+
+
+class Profile(NamedTuple):
+    """One column, as the whole file has it."""
+
+    name: str
+    role: Role
+    rows: int
+    missing: int
+    texts: int  # cells that are neither missing nor a number
+    first_text: tuple[int, str]  # its line, and what it is
+    values: Counter[str]  # different values and how often each occurs; empty above MOST_VALUES
+    low: float  # of the numbers; NaN without any
+    high: float
+    whole: bool  # all numbers are whole
+    infinite: int  # the line of the first infinite number; 0: none
+
+    @property
+    def present(self) -> int:
+        return self.rows - self.missing
+
+    @property
+    def different(self) -> bool:
+        """No two rows have the same value, as far as values are counted; else they number rows."""
+        counted = len(self.values) == self.present
+        numbered = self.whole and not self.texts and self.high - self.low + 1 == self.present
+        return self.present > 2 and (counted or (not self.values and numbered))
+
+    @property
+    def constant(self) -> bool:
+        return len(self.values) == 1 and not self.missing
+
+
+class _Tally:
+    """A column's counts so far."""
+
+    def __init__(self) -> None:
+        self.rows = self.missing = self.texts = self.infinite = 0
+        self.first_text = (0, "")
+        self.values: Counter[str] = Counter()
+        self.overflown = False
+        self.low, self.high = np.inf, -np.inf
+        self.whole = True
+
+    def add(self, places: Sequence[int], cells: Cells) -> None:
+        values, texts = sources.numbers(cells)
+        if texts and not self.texts:
+            self.first_text = places[texts[0]], str(cells[texts[0]]).strip()
+        self.rows += len(values)
+        self.texts += len(texts)
+        there = values[~np.isnan(values)]
+        self.missing += len(values) - len(there) - len(texts)
+        if len(there):
+            self.low, self.high = min(self.low, there.min()), max(self.high, there.max())
+            self.whole = self.whole and bool((there == np.floor(there)).all())
+            infinite = np.isinf(values)
+            if infinite.any() and not self.infinite:
+                self.infinite = places[int(infinite.argmax())]
+        if not self.overflown:
+            self.values.update(sources.names(cells))
+            self.values.pop("", None)
+            if len(self.values) > MOST_VALUES:
+                self.overflown = True
+                self.values = Counter()
+
+    def profile(self, name: str, role: Role) -> Profile:
+        seen = self.low <= self.high
+        return Profile(
+            name,
+            role,
+            self.rows,
+            self.missing,
+            self.texts,
+            self.first_text,
+            self.values,
+            float(self.low) if seen else float("nan"),
+            float(self.high) if seen else float("nan"),
+            self.whole,
+            self.infinite,
+        )
+
+
+def of(source: Source, roles: dict[str, Role]) -> dict[str, Profile]:
+    """A profile of every column that has a role other than ignored."""
+    used = [name for name, role in roles.items() if role != "ignored"]
+    for name in used:
+        if name in source.unfit:
+            raise UserError(_unfit(source, name, roles[name]))
+    tallies = {name: _Tally() for name in used}
+    for block in source.blocks(used):
+        for name, tally in tallies.items():
+            tally.add(block.places, block.cells[name])
+    found = {name: tally.profile(name, roles[name]) for name, tally in tallies.items()}
+    if not next(iter(found.values())).rows:
+        raise UserError(f"{source.path} has a header but no rows; it needs at least one point.")
+    return found
+
+
+def _unfit(source: Source, name: str, role: Role) -> str:
+    where, what = f"Column {name!r} of {source.path}", source.unfit[name]
+    if role in ("target", "client"):
+        return f"{where} has {what}; a {role} is text or numbers."
+    if what == "dates":
+        return f"{where} has dates; {_AGES.format(name)}"
+    hint = f"make columns of numbers or text of it, or leave it out by {_IGNORE.format(name)}"
+    return f"{where} has {what}; {hint}."
+
+
+_IGNORE = "--set ignore={}"
+_AGES = (
+    "turn them into numbers (an age, days since something, a month), or leave the column out by "
+    "--set ignore={}."
+)
+
+
+def as_feature(source: Source, own: Profile, categorical: bool) -> Column:
+    """A column as features; refused where it is neither a number nor a category."""
+    name, where = own.name, f"Column {own.name!r} of {source.path}"
+    if not own.present:
+        raise UserError(f"{where} is empty; leave it out by {_IGNORE.format(name)}.")
+    if not categorical and not own.texts:
+        if own.infinite:
+            raise UserError(
+                f"{source.at(own.infinite)} has an infinite number in column {name!r}; correct it, "
+                "or leave the cell empty."
+            )
+        return Column(name, (), own.missing > 0)
+    if not categorical:
+        _check_text(source, own, where)
+    if not own.values or len(own.values) > MOST_CATEGORIES:
+        count = str(len(own.values)) if own.values else f"more than {MOST_VALUES}"
+        raise UserError(
+            f"{where} has {count} different categories, more than {MOST_CATEGORIES}; join rare "
+            f"ones, or leave the column out by {_IGNORE.format(name)}."
+        )
+    return Column(name, tuple(sorted(own.values)), own.missing > 0)
+
+
+def _check_text(source: Source, own: Profile, where: str) -> None:
+    """Refuse text that is dates, identifiers, or a few words among numbers."""
+    line, cell = own.first_text
+    values = list(own.values) or [cell]
+    if sum(bool(_DECIMAL_COMMA.fullmatch(each)) for each in values) * 2 > len(values):
+        raise UserError(
+            f"{where} has numbers with decimal commas, such as {cell[:40]!r}; write decimal points."
+        )
+    if sum(bool(_DATE.fullmatch(each)) for each in values) * 2 > len(values):
+        raise UserError(f"{where} has dates, such as {cell[:40]!r}; {_AGES.format(own.name)}")
+    if own.texts * 2 < own.present:
+        raise UserError(
+            f"{source.at(line)} has {cell[:40]!r} in column {own.name!r}, whose other cells are "
+            f"numbers but for {own.texts - 1}; correct it, leave it empty, or take all for "
+            f"categories by --set categorical={own.name}."
+        )
+    if own.different:
+        raise UserError(
+            f"{where} has other text in every row, such as {cell[:40]!r}, as an identifier has; "
+            f"leave it out by {_IGNORE.format(own.name)}."
+        )

@@ -1,0 +1,191 @@
+"""New points as their files have them, before they are scaled: arrays and images.
+
+Tables are in `raw_table.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from corefed.data import embedding, images, npz
+from corefed.data.preparation import Preparation
+from corefed.errors import UserError
+
+
+class Raw(NamedTuple):
+    x: Tensor  # [n, *shape], NaN where a table has no number
+    y: Tensor | None
+    ids: list[str]
+    notes: list[str]
+
+
+def indices(where: str, names: Sequence[str], preparation: Preparation) -> Tensor:
+    """Names of classes as the network's outputs."""
+    places = {label: place for place, label in enumerate(preparation.labels)}
+    for row, name in enumerate(names):
+        if name not in places:
+            raise UserError(
+                f"{where} has class {name!r} in row {row}, which training did not have; it had "
+                f"{', '.join(preparation.labels)}."
+            )
+    return torch.tensor([places[name] for name in names], dtype=torch.int64)
+
+
+def optional(targets: Callable[[], Tensor], wanted: bool) -> tuple[Tensor | None, list[str]]:
+    """What cannot be read is refused where it is wanted, and otherwise a note."""
+    try:
+        return targets(), []
+    except UserError as error:
+        if wanted:
+            raise
+        return None, [f"The targets are not read. {error}"]
+
+
+# --- arrays ---------------------------------------------------------------------------------------
+
+
+def array_in(path: Path, preparation: Preparation, target_wanted: bool, memory_mb: int) -> Raw:
+    """Points of an .npz or .npy file."""
+    if path.suffix.lower() not in (".npz", ".npy") or not path.is_file():
+        raise UserError(f"{path} is no .npz or .npy file; this model was trained on arrays.")
+    with npz.readable(path):
+        if path.suffix.lower() == ".npy":
+            with path.open("rb") as stream:
+                headers = {"X": npz.header(stream, str(path))}
+            chosen, targets, notes = "X", "", list[str]()
+        else:
+            headers = npz.headers_of(path)
+            chosen, targets, notes = _arrays(path, headers, target_wanted)
+    if target_wanted and not targets:
+        raise UserError(f"{path} has no y; learning from points needs their targets too.")
+    _check_array(path, chosen, headers, preparation, memory_mb)
+    given = None
+    with npz.readable(path):
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            stored = loaded
+        else:
+            with loaded:
+                stored = loaded[chosen]
+                given = loaded[targets] if targets else None
+    x = _points(path, chosen, stored, preparation)
+    y, more = None, list[str]()
+    if given is not None:
+        y, more = optional(lambda: _targets(path, targets, given, preparation), target_wanted)
+    if y is not None and len(y) != len(x):
+        raise UserError(f"{path} has {len(x)} points in {chosen} but {len(y)} in {targets}.")
+    return Raw(x, y, [str(row) for row in range(len(x))], [*notes, *more])
+
+
+def _arrays(
+    path: Path, headers: dict[str, npz.Header], target_wanted: bool
+) -> tuple[str, str, list[str]]:
+    """Names of the points and of their targets, empty where there are none; notes."""
+    known = {name.lower(): name for name in headers}
+    ends = ("", "_train") if target_wanted else ("", "_test", "_train")
+    end = next((end for end in ends if f"x{end}" in known), None)
+    if end is None:
+        there = ", ".join(headers) or "nothing"
+        wanted = " or ".join(f"X{end}" for end in ends)
+        raise UserError(f"{path} must hold an array {wanted} of points; it holds {there}.")
+    x, y = known[f"x{end}"], known.get(f"y{end}", "")
+    others = [name for name in headers if name not in (x, y)]
+    note = f"{x} of {path} is read; {', '.join(others)} not." if others else ""
+    return x, y, [note] if note else []
+
+
+def _check_array(
+    path: Path,
+    name: str,
+    headers: dict[str, npz.Header],
+    preparation: Preparation,
+    memory_mb: int,
+) -> None:
+    shape, dtype = headers[name]
+    if dtype.kind not in "fiub":
+        raise UserError(f"{name} in {path} is {dtype}, not numbers.")
+    point = tuple(shape[1:]) or (1,)
+    if not shape or point != preparation.shape:
+        raise UserError(
+            f"{name} in {path} has shape {shape}; training had points of shape "
+            f"{preparation.shape}, so it must be (n, {', '.join(map(str, preparation.shape))})."
+        )
+    if shape[0] == 0:
+        raise UserError(f"{name} in {path} has no points.")
+    needed = (headers[name].size + 12 * math.prod(shape)) / 2**20
+    if needed > memory_mb:
+        raise UserError(
+            f"{path} needs {needed:.0f} MB of memory, more than the {memory_mb} MB allowed; divide "
+            "it into several files."
+        )
+
+
+def _points(path: Path, name: str, x: npt.NDArray[Any], preparation: Preparation) -> Tensor:
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and refused
+        raw = torch.from_numpy(x.astype(np.float32)).view(len(x), *preparation.shape)
+    bad = ~raw.isfinite().flatten(1).all(1)
+    if bool(bad.any()):
+        raise UserError(
+            f"{name} in {path} has NaN or infinite numbers in {int(bad.sum())} points, the first "
+            f"in row {int(bad.nonzero()[0])}; fill them in, or leave those points out."
+        )
+    return raw.div_(255) if preparation.levels and x.dtype == np.uint8 else raw
+
+
+def _targets(path: Path, name: str, y: npt.NDArray[Any], preparation: Preparation) -> Tensor:
+    where = f"{name} in {path}"
+    if preparation.labels:
+        if y.dtype.kind not in "fiubU" or y.size != len(y):
+            raise UserError(f"{where} is {y.dtype} of shape {y.shape}; it must be a class a point.")
+        return indices(where, [_class_name(each) for each in y.reshape(-1).tolist()], preparation)
+    width = len(preparation.targets)
+    if y.dtype.kind not in "fiub" or y.reshape(len(y), -1).shape[1] != width:
+        raise UserError(f"{where} is {y.dtype} of shape {y.shape}; it must be {width} numbers.")
+    targets = torch.from_numpy(y.astype(np.float32)).view(len(y), width)
+    if not bool(targets.isfinite().all()):
+        raise UserError(f"{where} has NaN or infinite numbers.")
+    return targets
+
+
+def _class_name(value: object) -> str:
+    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return str(int(value)) if whole else str(value)  # type: ignore[call-overload]
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+def images_in(path: Path, preparation: Preparation, target_wanted: bool) -> Raw:
+    """A folder with a folder a class, or a folder of images: these have no y."""
+    if not path.is_dir():
+        raise UserError(f"{path} is no folder; this model was trained on images.")
+    below, plain = images.listed(path)
+    if plain and below:
+        raise UserError(f"{path} has images beside folders; put them into one or the other.")
+    if plain and target_wanted:
+        raise UserError(f"{path} has no class folders; learning from images needs their classes.")
+    y: Tensor | None = None
+    notes: list[str] = []
+    if plain:
+        pictures = images.pictures(path, plain)
+    else:
+        found = images.find(path, partial=True)
+        pictures = found.pictures
+        labels = [found.labels[each] for each in found.y.tolist()]
+        y, notes = optional(lambda: indices(str(path), labels, preparation), target_wanted)
+        notes += found.notes
+    x = embedding.features(pictures, preparation.embedding, refuse=True).x
+    if preparation.levels:
+        x = x[:, : preparation.shape[0]]  # grey, where training was
+    if tuple(x.shape[1:]) != preparation.shape:
+        raise UserError(f"Images in {path} become {tuple(x.shape[1:])}, not {preparation.shape}.")
+    x = x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x
+    return Raw(x, y, list(pictures.names), notes)

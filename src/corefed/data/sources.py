@@ -1,0 +1,193 @@
+"""Tables of any length, block by block: CSV (separated by commas, semicolons or tabs) and Parquet.
+
+A block has, for each column, either the cells' text or their numbers, NaN where there is none.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from corefed.data import cells as text
+from corefed.data.cells import BLOCK
+from corefed.errors import UserError
+
+Numbers = npt.NDArray[np.float64]
+Cells = Sequence[str] | Numbers
+
+SEPARATORS = (",", ";", "\t")
+"""In the order in which they are preferred."""
+
+CSV, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
+
+
+class Block(NamedTuple):
+    places: Sequence[int]  # [n] line of each row in the file
+    cells: Mapping[str, Cells]  # column -> [n]
+
+
+class Source(NamedTuple):
+    """A table that can be read again from its beginning."""
+
+    path: Path
+    columns: tuple[str, ...]
+    place: str  # what a place is called: line or row
+    blocks: Callable[[Sequence[str]], Iterator[Block]]  # of some columns
+    unfit: dict[str, str]  # columns that cannot be features, and what they are
+    notes: tuple[str, ...] = ()
+
+    def at(self, place: int) -> str:
+        return f"{self.place.capitalize()} {place} of {self.path}"
+
+
+def find(path: Path, memory_mb: int) -> Source:
+    """Look at the header of a table; its size is checked before."""
+    if not path.is_file():
+        raise UserError(f"{path} is no file; a table is a .csv, .tsv or .parquet file.")
+    text.check_size(path, memory_mb)
+    if path.suffix.lower() in PARQUET:
+        return _parquet(path)
+    if path.suffix.lower() in CSV:
+        return _csv(path)
+    raise UserError(f"{path} is no table by its ending; use {' '.join((*CSV, *PARQUET))}.")
+
+
+# --- CSV ------------------------------------------------------------------------------------------
+
+
+def _csv(path: Path) -> Source:
+    with text.opened(path) as file:
+        first = file.readline()
+    counts = {sign: len(next(csv.reader([first], delimiter=sign), [])) for sign in SEPARATORS}
+    sign = max(SEPARATORS, key=counts.__getitem__)  # the first of those with most columns
+    with text.opened(path) as file:
+        header = text.header_of(path, next(csv.reader(file, strict=True, delimiter=sign), []))
+
+    def blocks(names: Sequence[str]) -> Iterator[Block]:
+        places = [header.index(name) for name in names]
+        with text.opened(path) as file:
+            rows = csv.reader(file, strict=True, delimiter=sign)
+            next(rows)
+            numbered = text.rows_of(path, rows, header)
+            while block := list(islice(numbered, BLOCK)):
+                columns = list(zip(*(row for _, row in block), strict=True))
+                cells = {name: columns[at] for name, at in zip(names, places, strict=True)}
+                yield Block([line for line, _ in block], cells)
+
+    said = {";": "semicolons", "\t": "tabs"}.get(sign)
+    notes = (f"{path} is separated by {said}.",) if said else ()
+    return Source(path, tuple(header), "line", blocks, {}, notes)
+
+
+# --- Parquet --------------------------------------------------------------------------------------
+
+
+def _parquet(path: Path) -> Source:
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError(
+            f"Reading {path} needs pyarrow: pip install 'corefed[tables]'; or save it as CSV."
+        ) from error
+
+    with _readable(path, arrow):
+        with parquet.ParquetFile(path) as file:
+            schema, rows = file.schema_arrow, file.metadata.num_rows
+        header = [name.strip() for name in schema.names]
+    if len(header) < 2:
+        raise UserError(f"{path} has {len(header)} columns; it needs features and a target.")
+    text.check_names(path, header)
+    stored = dict(zip(header, schema.names, strict=True))
+    kinds = {
+        name: _kind(arrow.types, field.type) for name, field in zip(header, schema, strict=True)
+    }
+    if not rows:
+        raise UserError(f"{path} has columns but no rows; it needs at least one point.")
+
+    def blocks(names: Sequence[str]) -> Iterator[Block]:
+        first = 1
+        with _readable(path, arrow), parquet.ParquetFile(path) as file:
+            wanted = [stored[name] for name in names]
+            for batch in file.iter_batches(BLOCK, columns=wanted):
+                cells = {name: _cells(batch.column(stored[name]), kinds[name]) for name in names}
+                yield Block(range(first, first + len(batch)), cells)
+                first += len(batch)
+
+    unfit = {name: kind for name, kind in kinds.items() if kind not in ("numbers", "text")}
+    return Source(path, tuple(header), "row", blocks, unfit)
+
+
+def _kind(types: Any, kind: Any) -> str:
+    if types.is_dictionary(kind):
+        return _kind(types, kind.value_type)
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return "numbers"
+    if types.is_boolean(kind) or types.is_string(kind) or types.is_large_string(kind):
+        return "text"
+    if types.is_null(kind):
+        return "text"
+    if types.is_temporal(kind):
+        return "dates"
+    return f"nested or binary values ({kind})"
+
+
+def _cells(column: Any, kind: str) -> Cells:
+    if kind == "numbers":
+        values = [np.nan if each is None else float(each) for each in column.to_pylist()]
+        return np.array(values, dtype=np.float64)
+    return ["" if each is None else _text(each) for each in column.to_pylist()]
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@contextmanager
+def _readable(path: Path, arrow: Any) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be read as Parquet: {error.strerror or error}.") from error
+    except arrow.ArrowException as error:
+        raise UserError(f"{path} is not a whole Parquet file: {error}.") from error
+
+
+# --- cells ----------------------------------------------------------------------------------------
+
+
+def numbers(cells: Cells) -> tuple[Numbers, list[int]]:
+    """Values, NaN where there is none, and where there is text that is neither."""
+    if isinstance(cells, np.ndarray):
+        return cells, []
+    try:
+        if "_" not in "".join(cells):  # Python would read 1_000 as a number
+            return np.array([float(cell) for cell in cells]), []
+    except ValueError:
+        pass
+    values = np.full(len(cells), np.nan)
+    texts = []
+    for at, cell in enumerate(cells):
+        if text.is_number(cell):
+            values[at] = float(cell)
+        elif not text.is_missing(cell):
+            texts.append(at)
+    return values, texts
+
+
+def names(cells: Cells) -> list[str]:
+    """Text of every cell, empty where there is none."""
+    if isinstance(cells, np.ndarray):
+        return ["" if np.isnan(each) else text.named(repr(each)) for each in cells.tolist()]
+    known: dict[str, str] = {}
+    for cell in cells:
+        if cell not in known:
+            known[cell] = "" if text.is_missing(cell) else text.named(cell)
+    return [known[cell] for cell in cells]

@@ -1,0 +1,284 @@
+"""A whole federation in one table: a row a point, a column to predict, perhaps one of clients.
+
+Read twice: once to know what the columns are (`profile.py`), once to fill an array of features
+(`columns.py`) whose size is known then, and checked. Features stand in alphabetical order of their
+columns' names, so that the order in the file does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from corefed.data import classes, columns, profile, sources
+from corefed.data.cells import shown
+from corefed.data.columns import Column, Layout
+from corefed.data.profile import Profile, Role
+from corefed.data.sources import Numbers, Source
+from corefed.errors import UserError
+
+if TYPE_CHECKING:
+    from corefed.data.datasets import Dataset
+
+MOST_CLIENTS = 1000
+"""Each has a model of its own; a column with more values is an identifier or a measurement."""
+
+FEW = 20
+"""Different whole numbers up to which a target of numbers is taken for classes."""
+
+
+class Settings(NamedTuple):
+    """How to read a table: the keys of a run that are about it."""
+
+    target: str = ""
+    client_column: str = ""
+    categorical: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    missing: str = "impute"
+    task: str = "auto"
+    smallest_client: int = 1
+
+
+def read(path: Path, settings: Settings, memory_mb: int) -> Dataset:
+    """All rows whose target (and client) is known."""
+    from corefed.data.datasets import Dataset
+
+    source = sources.find(path, memory_mb)
+    roles = _roles(source, settings)
+    profiles = profile.of(source, roles)
+    target = profiles[settings.target]
+    task = _task(source, target, settings.task)
+    layout = tuple(
+        profile.as_feature(source, profiles[name], name in settings.categorical)
+        for name in sorted(name for name, role in roles.items() if role in ("number", "category"))
+    )
+    if settings.missing == "refuse":
+        _refuse_missing(source, profiles)
+    _check_memory(path, target.rows, layout, memory_mb)
+    if settings.client_column:
+        _check_clients(source, profiles[settings.client_column])
+    rows = _rows(source, settings, layout, target.rows)
+    y, labels = _targets(source, target, rows.targets, task)
+    names = classes.ordered(rows.clients) if settings.client_column else ()
+    places = {name: place for place, name in enumerate(names)}
+    groups = torch.tensor([places[name] for name in rows.clients]) if names else None
+    described = {name: _described(each, layout) for name, each in profiles.items()}
+    dataset = Dataset(
+        str(path),
+        torch.from_numpy(rows.x),
+        y,
+        len(labels),
+        groups,
+        labels=labels,
+        notes=(*source.notes, *_notes(source, settings, profiles, rows, labels)),
+        columns=tuple(name for column in layout for name in column.features),
+        group_names=names,
+        layout=Layout(
+            layout,
+            settings.target,
+            settings.client_column,
+            settings.ignore,
+            tuple(described[name] for name in source.columns if name in described),
+        ),
+        standardise=not labels,
+    )
+    return dataset
+
+
+# --- what each column is --------------------------------------------------------------------------
+
+
+def _roles(source: Source, settings: Settings) -> dict[str, Role]:
+    """Of every column, in the order of the file."""
+    if not settings.target:
+        raise UserError(
+            f"Name the column of {source.path} to predict by --target; it has "
+            f"{shown(source.columns)}."
+        )
+    for purpose, names in (
+        ("to predict", [settings.target]),
+        ("to make clients of", [settings.client_column] if settings.client_column else []),
+        ("to take for categories", settings.categorical),
+        ("to ignore", settings.ignore),
+    ):
+        for name in names:
+            if name not in source.columns:
+                raise UserError(_no_column(source, name, purpose))
+    special: dict[str, Role] = {settings.target: "target"}
+    if settings.client_column == settings.target:
+        raise UserError(f"Column {settings.target!r} cannot be both target and client.")
+    if settings.client_column:
+        special[settings.client_column] = "client"
+    for key, names in (("ignore", settings.ignore), ("categorical", settings.categorical)):
+        taken = next((name for name in names if name in special), None)
+        if taken is not None:
+            raise UserError(f"{key} names column {taken!r}, which is the {special[taken]}.")
+    special |= dict.fromkeys(settings.ignore, "ignored")
+    roles: dict[str, Role] = {name: special.get(name, "number") for name in source.columns}
+    if "number" not in roles.values():
+        raise UserError(f"{source.path} has no columns left to learn from.")
+    return roles
+
+
+def _no_column(source: Source, name: str, purpose: str) -> str:
+    near = get_close_matches(name, source.columns, n=1, cutoff=0.5)
+    folded = [each for each in source.columns if each.casefold() == name.casefold()]
+    hint = f"did you mean {(folded or near)[0]!r}?" if folded or near else ""
+    hint = hint or f"it has {shown(source.columns)}."
+    return f"{source.path} has no column {name!r} {purpose}; {hint}"
+
+
+def _described(own: Profile, layout: tuple[Column, ...]) -> Profile:
+    kinds: dict[str, Role] = {
+        column.name: "category" if column.categories else "number" for column in layout
+    }
+    return own._replace(role=kinds.get(own.name, own.role))
+
+
+def _task(source: Source, target: Profile, asked: str) -> str:
+    """classification or regression, and refused where the target can be neither."""
+    where = f"Column {target.name!r} of {source.path}"
+    if not target.present:
+        raise UserError(f"{where} is empty; there is nothing to predict.")
+    if target.infinite:
+        raise UserError(f"{source.at(target.infinite)} has an infinite number in {target.name!r}.")
+    line, cell = target.first_text
+    few = 0 < len(target.values) <= FEW and target.whole
+    classed = bool(target.texts) or (few and 2 * len(target.values) <= target.present)
+    task = asked if asked != "auto" else "classification" if classed else "regression"
+    if task == "regression" and target.texts:
+        raise UserError(
+            f"{source.at(line)} has {cell[:40]!r} in column {target.name!r}; a regression needs "
+            "numbers."
+        )
+    if target.texts and 2 * target.texts < target.present and len(target.values) > FEW:
+        raise UserError(
+            f"{source.at(line)} has {cell[:40]!r} in column {target.name!r}, whose other cells are "
+            f"numbers but for {target.texts - 1}; correct it, or leave it empty."
+        )
+    if len(target.values) == 1:
+        raise UserError(
+            f"{where} has one value only, {next(iter(target.values))!r}; there is nothing to learn."
+        )
+    if task == "classification" and (not target.values or (not target.texts and not target.whole)):
+        what = "numbers that are not whole" if target.values else "more than 10000 different values"
+        raise UserError(f"{where} has {what}, which are no classes; use --set task=regression.")
+    if task == "classification" and target.different:
+        raise UserError(f"{where} has another class in every row; is it an identifier?")
+    return task
+
+
+def _check_clients(source: Source, client: Profile) -> None:
+    where = f"Column {client.name!r} of {source.path}"
+    if not client.present:
+        raise UserError(f"{where} is empty; there are no clients.")
+    if not client.values or len(client.values) > MOST_CLIENTS:
+        count = len(client.values) or f"more than {profile.MOST_VALUES}"
+        raise UserError(
+            f"{where} has {count} different values, and each would be a client, of which there may "
+            f"be {MOST_CLIENTS}; is it an identifier? Name a column such as site or device."
+        )
+
+
+def _check_memory(path: Path, rows: int, layout: tuple[Column, ...], memory_mb: int) -> None:
+    """Features in float64, and as much again while rows are left out or dealt to clients."""
+    needed = 16 * rows * columns.width(layout) / 2**20
+    if needed > memory_mb:
+        raise UserError(
+            f"{rows} rows of {columns.width(layout)} features of {path} need {needed:.0f} MB, more "
+            f"than the {memory_mb} MB allowed; use fewer rows or columns, or raise memory_mb."
+        )
+
+
+def _refuse_missing(source: Source, profiles: dict[str, Profile]) -> None:
+    lacking = [f"{one.missing} in column {one.name!r}" for one in profiles.values() if one.missing]
+    if lacking:
+        more = f" and {len(lacking) - 3} more columns" if len(lacking) > 3 else ""
+        raise UserError(
+            f"{source.path} has missing values: {', '.join(lacking[:3])}{more}; fill them in, or "
+            "use --set missing=impute."
+        )
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+class _Rows(NamedTuple):
+    x: Numbers  # [n, width]
+    targets: list[str]
+    clients: list[str]
+    left_out: dict[str, int]  # for want of a target or of a client
+
+
+def _rows(source: Source, settings: Settings, layout: tuple[Column, ...], rows: int) -> _Rows:
+    x = np.empty((rows, columns.width(layout)))
+    targets: list[str] = []
+    clients: list[str] = []
+    left_out = {"target": 0, "client": 0}
+    read = filled = 0
+    special = [name for name in (settings.target, settings.client_column) if name]
+    for block in source.blocks([*(column.name for column in layout), *special]):
+        features, _ = columns.encode(layout, block, source.at)
+        named = [sources.names(block.cells[name]) for name in special]
+        kept = np.array([all(row) for row in zip(*named, strict=True)])
+        lacking = sum(not name for name in named[0])
+        left_out["target"] += lacking
+        left_out["client"] += int((~kept).sum()) - lacking
+        count = int(kept.sum())
+        read += len(kept)
+        if read > rows:
+            break
+        x[filled : filled + count] = features[kept]
+        filled += count
+        targets += [name for name, keep in zip(named[0], kept, strict=True) if keep]
+        if settings.client_column:
+            clients += [name for name, keep in zip(named[1], kept, strict=True) if keep]
+    if read != rows:
+        raise UserError(f"{source.path} changed while it was read; try again.")
+    if not filled:
+        raise UserError(
+            f"Every row of {source.path} lacks its target or its client; there is nothing to learn."
+        )
+    return _Rows(x[:filled], targets, clients, left_out)
+
+
+def _targets(
+    source: Source, target: Profile, cells: list[str], task: str
+) -> tuple[Tensor, tuple[str, ...]]:
+    where = f"Column {target.name!r} of {source.path}"
+    if task == "regression":
+        y = torch.tensor([float(cell) for cell in cells], dtype=torch.float64)
+        return y.to(torch.float32).unsqueeze(1), ()
+    return classes.by_name(cells, where)
+
+
+def _notes(
+    source: Source,
+    settings: Settings,
+    profiles: dict[str, Profile],
+    rows: _Rows,
+    labels: tuple[str, ...],
+) -> Iterator[str]:
+    target = settings.target
+    if labels:
+        yield f"{target!r} has {len(labels)} classes: {shown(labels, 10)}."
+    else:
+        low, high = profiles[target].low, profiles[target].high
+        yield f"{target!r} is a number from {low:.6g} to {high:.6g}: a regression."
+    for what, count in rows.left_out.items():
+        if count:
+            yield f"{count} of {profiles[target].rows} rows have no {what}; they are left out."
+    special = (target, settings.client_column)
+    lacking = [one for one in profiles.values() if one.missing and one.name not in special]
+    if lacking:
+        said = shown([f"{one.missing} in {one.name!r}" for one in lacking], 5)
+        yield (
+            f"Missing values: {said}. Numbers are filled with the training mean beside a feature "
+            "that says so; for categories they are a category of their own."
+        )

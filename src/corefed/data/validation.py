@@ -1,0 +1,138 @@
+"""A look at data before anything is trained on them: what is there, and what may go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from corefed.data.cells import shown
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from corefed.data.datasets import Dataset
+    from corefed.data.profile import Profile
+
+SMALL = 50
+"""Points of a client below which a fifth to test on, ten, says little about its model."""
+
+RARE = 10
+"""Points of a class below which it can hardly be learnt, let alone tested."""
+
+UNEVEN = 20
+"""Times that the largest class may have the points of the smallest without a word."""
+
+LISTED = 5
+"""Names in a sentence."""
+
+
+def warnings(dataset: Dataset) -> list[str]:
+    """What whoever trains on these data should know, a sentence each."""
+    found = [*_of_columns(dataset), *_of_classes(dataset)]
+    if dataset.group_names:
+        found += _of_clients(dataset)
+    return found
+
+
+def _of_columns(dataset: Dataset) -> Iterator[str]:
+    if dataset.layout is None:
+        flat = dataset.x.flatten(1)
+        constant = int((flat == flat[:1]).all(0).sum()) if flat.shape[1] else 0
+        if constant and not dataset.embedding and flat.is_floating_point():
+            yield f"{constant} of {flat.shape[1]} features never change."
+        return
+    features = [one for one in dataset.layout.profiles if one.role in ("number", "category")]
+    constant_ones = [one.name for one in features if one.constant]
+    if constant_ones:
+        yield f"Columns that never change teach nothing: {shown(constant_ones, LISTED)}."
+    for one in features:
+        if one.role == "number" and one.whole and one.different:
+            yield (
+                f"{one.name!r} has another whole number in every row, as an identifier has; "
+                f"--set ignore={one.name} leaves it out."
+            )
+    empty = [f"{one.name} ({_percent(one)})" for one in features if one.missing > one.present]
+    if empty:
+        yield f"Columns that most rows lack: {shown(empty, LISTED)}."
+
+
+def _of_classes(dataset: Dataset) -> Iterator[str]:
+    if not dataset.classes:
+        return
+    counts = dict(zip(dataset.labels, _counts(dataset), strict=True))
+    rare = [f"{label} ({count})" for label, count in counts.items() if count < RARE]
+    if rare:
+        yield f"Classes with fewer than {RARE} points: {shown(rare, LISTED)}."
+    most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+    if counts[most] > UNEVEN * max(1, counts[least]) and not rare:
+        yield (
+            f"Class {most!r} has {counts[most]} points and {least!r} {counts[least]}: accuracy "
+            "alone says little about the rarer one."
+        )
+
+
+def _of_clients(dataset: Dataset) -> Iterator[str]:
+    assert dataset.groups is not None
+    names, sizes = dataset.group_names, dataset.groups.bincount().tolist()
+    if len(names) == 1:
+        yield f"There is one client only, {names[0]!r}: nothing is federated."
+    small = [f"{name} ({n})" for name, n in zip(names, sizes, strict=True) if n < SMALL]
+    if small:
+        yield f"Clients with fewer than {SMALL} points: {shown(small, LISTED)}."
+    if not dataset.classes or len(names) == 1:
+        return
+    pairs = set(zip(dataset.groups.tolist(), dataset.y.tolist(), strict=True))
+    alone = []
+    for label, name in enumerate(dataset.labels):
+        owners = [group for group, own in pairs if own == label]
+        if len(owners) == 1:
+            alone.append(f"{name} ({names[owners[0]]})")
+    if alone:
+        yield f"Classes that one client alone has: {shown(alone, LISTED)}."
+    single = [
+        name for group, name in enumerate(names) if sum(own == group for own, _ in pairs) == 1
+    ]
+    if single:
+        yield f"Clients whose points all have one class: {shown(single, LISTED)}."
+
+
+def columns(dataset: Dataset) -> Table | None:
+    """What each column of a table is; None for data without columns."""
+    from rich.table import Table
+
+    if dataset.layout is None:
+        return None
+    table = Table("column", "kind", "missing", "values", title=f"{dataset.name}: {_size(dataset)}")
+    for one in dataset.layout.profiles:
+        missing = f"{one.missing} ({_percent(one)})" if one.missing else ""
+        table.add_row(one.name, _kind(one, dataset), missing, _values(one, dataset))
+    for name in dataset.layout.ignored:
+        table.add_row(name, "ignored", "", "")
+    return table
+
+
+def _size(dataset: Dataset) -> str:
+    return f"{len(dataset.y)} rows, {dataset.x.shape[1]} features"
+
+
+def _kind(one: Profile, dataset: Dataset) -> str:
+    if one.role == "target":
+        return "target: classes" if dataset.classes else "target: a number"
+    return one.role
+
+
+def _values(one: Profile, dataset: Dataset) -> str:
+    if one.role == "number" or (one.role == "target" and not dataset.classes):
+        return f"{one.low:.6g} to {one.high:.6g}"
+    counted = [f"{name} ({count})" for name, count in one.values.most_common(LISTED)]
+    return shown(counted, LISTED) + (", ..." if len(one.values) > LISTED else "")
+
+
+def _percent(one: Profile) -> str:
+    share = 100 * one.missing / one.rows
+    return f"{share:.0f} %" if share >= 1 else "below 1 %"
+
+
+def _counts(dataset: Dataset) -> list[int]:
+    counts: list[int] = dataset.y.bincount(minlength=dataset.classes).tolist()
+    return counts

@@ -1,0 +1,183 @@
+"""What a page is made of, before any HTML: sections of tiles, charts, tables and pictures.
+
+Text is plain text throughout; the template escapes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+DASH, TIMES = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
+
+
+class Missing(str):
+    """A sentence that says why something is not there, in its place."""
+
+
+class Cell(NamedTuple):
+    """A number as it is shown, and as it is sorted by; NaN comes last."""
+
+    text: str
+    value: float
+
+
+Row = Sequence[str | Cell]
+
+
+def number(value: float | None, form: str = ".3f", unit: str = "") -> Cell:
+    """A number in a table; a dash where there is none."""
+    if value is None or math.isnan(value):
+        return Cell(DASH, math.nan)
+    return Cell(f"{value:{form}}{unit}", value)
+
+
+def percent(value: float | None, digits: int = 1) -> Cell:
+    """A fraction as percent."""
+    return number(None if value is None else 100 * value, f".{digits}f", " %")
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first cell of a row names it."""
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    sortable: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart, what it shows in words and numbers, and the figures it is drawn from."""
+
+    id: str
+    title: str
+    spec: dict[str, Any]
+    finding: str
+    table: Table
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Charts side by side where there is room."""
+
+    kind: ClassVar[str] = "figures"
+    items: Sequence[Figure]
+    wide: bool = False
+
+
+class Tile(NamedTuple):
+    label: str
+    value: str
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The figures to remember."""
+
+    kind: ClassVar[str] = "tiles"
+    items: Sequence[Tile]
+
+
+class Share(NamedTuple):
+    """One class of a prediction."""
+
+    label: str
+    text: str
+    value: float  # 0 to 1: the length of its bar
+    true: bool
+
+
+class Card(NamedTuple):
+    """One point: its picture, or nothing, and lines about it."""
+
+    lines: Sequence[str]
+    source: str = ""  # a data: address
+    alternative: str = ""
+    size: tuple[int, int] = (0, 0)
+    shares: Sequence[Share] = ()
+
+
+class Group(NamedTuple):
+    """Cards that belong together."""
+
+    title: str
+    cards: Sequence[Card]
+
+
+@dataclass(frozen=True)
+class Gallery:
+    kind: ClassVar[str] = "gallery"
+    title: str
+    groups: Sequence[Group]
+    small: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Text:
+    kind: ClassVar[str] = "text"
+    sentence: str
+    missing: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """Something to type."""
+
+    kind: ClassVar[str] = "command"
+    title: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A table that is there when it is asked for."""
+
+    kind: ClassVar[str] = "fold"
+    title: str
+    table: Table
+
+
+Part = Table | Figures | Tiles | Gallery | Text | Command | Fold
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page under a heading, with one sentence on how to read it."""
+
+    id: str
+    title: str
+    aid: str
+    parts: Sequence[Part] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """The sections of one run; folded where there are several runs."""
+
+    id: str
+    title: str
+    subtitle: str
+    sections: Sequence[Section]
+
+
+def missing(reason: Missing | str) -> Text:
+    return Text(str(reason), missing=True)
+
+
+def figures_of(sections: Sequence[Section]) -> list[Figure]:
+    """Every chart, in the order of the page."""
+    return [
+        figure
+        for section in sections
+        for part in section.parts
+        if isinstance(part, Figures)
+        for figure in part.items
+    ]
