@@ -31,7 +31,7 @@ from corefed.bayes.likelihood import Categorical, Gaussian, Likelihood
 from corefed.config import to_dict
 from corefed.data.preparation import Preparation
 from corefed.errors import UserError
-from corefed.export import card, program
+from corefed.export import card, figures, program
 from corefed.export.network import Network, network
 from corefed.fitted import Fitted
 from corefed.rng import Streams, Who
@@ -76,7 +76,7 @@ def execute(
     made = dict(contents(taken, whole=whole, with_program=with_program))
     files.write_folder(out, made.items())
     if json:
-        about = {"folder": str(out), "files": list(made), **card.figures(taken.model, taken.kind,
+        about = {"folder": str(out), "files": list(made), **figures.of(taken.model, taken.kind,
                  taken.g, None if whole else taken.client)}  # fmt: skip
         print(jsonlib.dumps(about, indent=1))
     else:

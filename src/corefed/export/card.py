@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from corefed import evaluate, fitted, pages, predicting, record, selective
+from corefed import pages, predicting, record, selective
 from corefed.config import to_dict
 from corefed.data.preparation import Preparation
 from corefed.errors import UserError
+from corefed.export import figures
 from corefed.export.network import Network
 from corefed.fitted import Fitted
 from corefed.predicting import Settings
@@ -26,66 +25,6 @@ FEW = 100
 """Held-out points below which the card says that they are few."""
 SHOWN = ("rounds", "local_steps", "batch_size", "clients", "partition", "hidden", "channels")
 """Settings of a run that are shown beside the method's own."""
-
-
-# --- figures --------------------------------------------------------------------------------------
-
-
-def held_out(model: Fitted, kind: str, g: int, client: str | None) -> tuple[Tensor, Tensor, Tensor]:
-    """y, mean and total of the held-out points of a client, or of all clients of a seed."""
-    tensors = fitted.read_tensors(model.folder, fitted.HELD_OUT)
-    per_run = len(model.names)
-    row = tensors["row"]
-    mine = row // per_run == g
-    if client is not None:
-        mine &= row % per_run == model.names.index(client)
-    if not bool(mine.any()) or f"{kind}.mean" not in tensors:
-        width = len(model.preparations[g].labels) or len(model.preparations[g].targets)
-        return tensors["y"][:0], torch.zeros(0, width), torch.zeros(0, width)
-    return tensors["y"][mine], tensors[f"{kind}.mean"][mine], tensors[f"{kind}.total"][mine]
-
-
-def figures(model: Fitted, kind: str, g: int, client: str | None) -> dict[str, Any]:
-    """Metrics on held-out points, each with a 95 % interval where one is easily had."""
-    y, mean, total = held_out(model, kind, g, client)
-    n = len(y)
-    found: dict[str, Any] = {"points": n}
-    if not n:
-        return found
-    if model.preparations[g].labels:
-        each = evaluate.of_points(mean, y)
-        right = int(each["correct"].sum())
-        found["accuracy"] = {"value": right / n, "interval": _wilson(right, n)}
-        found["nll"] = _mean(each["nll"])
-        found["brier"] = _mean(each["brier"])
-        found["ece"] = {"value": selective.reliability(mean, y).ece}
-        return found
-    each = evaluate.of_targets(torch.cat([mean, total], -1), y)
-    squares = _mean(each["squared_error"])
-    low, high = squares["interval"]
-    found["rmse"] = {
-        "value": math.sqrt(squares["value"]),
-        "interval": [math.sqrt(max(0.0, low)), math.sqrt(high)],
-    }
-    found["nll"] = _mean(each["nll"])
-    return found
-
-
-def _wilson(right: int, n: int) -> list[float]:
-    from scipy.stats import binomtest
-
-    interval = binomtest(right, n).proportion_ci(0.95, method="wilson")
-    return [float(interval.low), float(interval.high)]
-
-
-def _mean(values: Tensor) -> dict[str, Any]:
-    """With the interval of the normal distribution, which many points make right."""
-    value = float(values.mean())
-    error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.inf
-    return {"value": value, "interval": [value - 1.96 * error, value + 1.96 * error]}
-
-
-# --- text -----------------------------------------------------------------------------------------
 
 
 def write(
@@ -175,7 +114,7 @@ def _method(model: Fitted, kind: str, about: dict[str, Any]) -> list[str]:
 
 
 def _results(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
-    found = figures(model, kind, g, client)
+    found = figures.of(model, kind, g, client)
     if not found["points"]:
         return ["There were no held-out points, so that nothing is known of its accuracy."]
     rows = []
@@ -195,7 +134,7 @@ def _results(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
 
 
 def _calibration(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
-    y, mean, total = held_out(model, kind, g, client)
+    y, mean, total = figures.held_out(model, kind, g, client)
     if not len(y):
         return ["Unknown: there were no held-out points."]
     if model.preparations[g].labels:
@@ -273,7 +212,7 @@ def _use(preparation: Preparation, whose: str) -> list[str]:
 
 
 def _limits(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
-    n = len(held_out(model, kind, g, client)[0])
+    n = len(figures.held_out(model, kind, g, client)[0])
     few = f"; {n} are few, and the intervals above are wide for that reason" if n < FEW else ""
     items = [
         f"All figures are from {n} held-out points of the same source as the training points{few}.",
