@@ -38,8 +38,8 @@ from corefed.runtime.rounds import by_label, figures_of, peak_memory_mb
 from corefed.types import ClientData, Method, Tree, Work
 
 STEPS = 200
-"""Local steps of a newcomer. Between 40 and 640 accuracy moved by less than a point on MNIST, by two
-or three on Fashion-MNIST with 10 points (docs/newcomers.md)."""
+"""Local steps of a newcomer. Between 40 and 640 accuracy moved by less than a point on MNIST, by
+two or three on Fashion-MNIST with 10 points (docs/newcomers.md)."""
 
 
 class Newcomer(NamedTuple):
