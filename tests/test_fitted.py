@@ -87,6 +87,21 @@ def test_a_resumed_run_keeps_the_same_models(tmp_path: Path) -> None:
         assert (tmp_path / "grown" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU with CUDA here")
+def test_cuda_predictions_are_made_again_on_the_host(tmp_path: Path) -> None:
+    """The same draws on another device: float32 rounding, some 1e-6 of a probability."""
+    flags = {"method": "coreset-pfedbayes", "device": "cuda"}
+    rounds.train(resolve(None, flags, SETTINGS), tmp_path / "run")
+    found = fitted.load(tmp_path / "run")
+    held_out = fitted.read_tensors(tmp_path / "run", fitted.HELD_OUT)
+    data = load(found.experiment.run)
+    for row, name in enumerate(found.names * 2):
+        x = data.test.x[row][data.test.weight[row] > 0]
+        said = found.predict(name, x, seed=(0, 4)[row // 3])
+        there = held_out["personal.mean"][held_out["row"] == row]
+        torch.testing.assert_close(said.mean.float(), there, rtol=1e-3, atol=1e-4)
+
+
 def test_unknown_clients_and_seeds(small: Path) -> None:
     found = fitted.load(small)
     x = torch.zeros(1, 64)

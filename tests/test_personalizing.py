@@ -89,7 +89,7 @@ def test_a_personal_posterior_is_trained_by_the_methods_own_rounds(runs: dict[st
     """By hand: init_client, then rounds of the run's four steps, the last one shorter."""
     model = fitted.load(runs["pfedbayes"])
     data = newcomer(30)
-    joined = newcomers.join(model, data, steps=10, seed=4)
+    joined = newcomers.join(model, data, steps=10, seed=4, device="cpu")
     broadcast = {"v": model.models["server.v"][1:2]}
     private = model.method.init_client(broadcast, data.train)
     for t, steps in enumerate((4, 4, 2)):
@@ -105,7 +105,7 @@ def test_fine_tuning_makes_all_its_steps_from_the_shared_model(runs: dict[str, P
     """Eight steps in one round: a second round would begin at the server's weights again."""
     model = fitted.load(runs["fedavg"])
     data = newcomer(30)
-    joined = newcomers.join(model, data, steps=8)
+    joined = newcomers.join(model, data, steps=8, device="cpu")
     assert len(joined.lines) == 1
     broadcast = {"theta": model.models["server.theta"][:1]}
     start = model.method.init_client(broadcast, data.train)

@@ -252,10 +252,11 @@ def test_the_promise_on_digits(tmp_path: Path) -> None:
     assert rows[-1]["error %"] <= 10
 
 
-@pytest.mark.skipif("COREFED_DATA" not in os.environ, reason="needs the official files")
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_the_promise_on_images(name: str, tmp_path: Path) -> None:
     """Two clients and few rounds; halvings of 4000 points a client, chosen on one half."""
+    if not (Path(os.environ.get("COREFED_DATA", "nowhere")) / name).is_dir():
+        pytest.skip(f"COREFED_DATA has no {name}")
     settings = {**bench_review.RUNS["paper"][name], "method": "pfedbayes", "clients": 2}
     del settings["fraction"]
     settings |= {"rounds": 12, "evaluate_every": 12, "device": "cpu"}

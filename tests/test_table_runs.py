@@ -20,7 +20,13 @@ from corefed.data import inputs, partition
 from corefed.data.preparation import Preparation, Scale
 from corefed.errors import UserError
 
-QUICK = ("--rounds=2", "--local-steps=5", "--set=hidden=8", "--set=evaluate_draws=2")
+QUICK = (
+    "--device=cpu",
+    "--rounds=2",
+    "--local-steps=5",
+    "--set=hidden=8",
+    "--set=evaluate_draws=2",
+)
 
 
 class Ran(NamedTuple):

@@ -106,7 +106,8 @@ def held_out_of(setup: Setup, models: Tree) -> Tree:
     for one in range(len(real)):
         g, client = divmod(one, setup.clients.per_run)
         x = data.test.x[one][real[one]]
-        streams = Streams([Who(run.seeds[g], client)], run.rounds, x.device)
+        # Drawn on the host: a GPU has random numbers of its own, and predictions come later.
+        streams = Streams([Who(run.seeds[g], client)], run.rounds, x.device, "cpu")
         noise = uncertainty.draws_for(setup.method, streams, run.evaluate_draws)
         for kind in KINDS:
             model = _model(models, kind, one if kind == "personal" else g, x.device)

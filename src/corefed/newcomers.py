@@ -129,6 +129,7 @@ def join(
     steps: int | None = None,
     fraction: float | None = None,
     seed: int | None = None,
+    device: str = "auto",
     compare: bool = True,
 ) -> Newcomer:
     """Train the one client of `data` from the run's server; `compare` it with one trained alone."""
@@ -136,13 +137,13 @@ def join(
     g = model.place(model.names[0], seed)[0]
     who = Who(seeds[g], len(model.names))  # numbered as the next client of the run
     experiment, steps = settings_for(model.experiment, int(data.train.size.sum()), steps, fraction)
-    device = building.device_for("auto")
-    data = data._replace(train=data.train.to(device), test=data.test.to(device))
+    place = building.device_for(device)
+    data = data._replace(train=data.train.to(place), test=data.test.to(place))
     network = building.network(experiment.run, data.train.x.shape[2:], data.classes, data.targets)
     method = registry.build(experiment.run.method, experiment.settings, network)
     prefix = "server."
     server = {
-        name.removeprefix(prefix): value[g].to(device)
+        name.removeprefix(prefix): value[g].to(place)
         for name, value in model.models.items()
         if name.startswith(prefix)
     }
@@ -153,7 +154,7 @@ def join(
     run = dataclasses.replace(
         experiment.run,
         data=LOCAL, partition="natural", clients=1, cohort=0, keep=1.0, client_column="",
-        rounds=len(plan), local_steps=plan[0], seeds=(who.seed,), device=str(device),
+        rounds=len(plan), local_steps=plan[0], seeds=(who.seed,), device=str(place),
     )  # fmt: skip
     experiment = dataclasses.replace(experiment, run=run)
     work = Work(plan[0], run.batch_size)

@@ -47,6 +47,7 @@ def execute(
     fraction: float | None,
     test_fraction: float | None,
     seed: int | None,
+    device: str,
     out: Path | None,
     json: bool,
 ) -> None:
@@ -60,7 +61,7 @@ def execute(
     data = read(path, model, g, name, test_fraction, memory)
     for note in data.notes:
         print(f"note: {note}", file=sys.stderr, flush=True)
-    joined = newcomers.join(model, data, steps=steps, fraction=fraction, seed=seed)
+    joined = newcomers.join(model, data, steps=steps, fraction=fraction, seed=seed, device=device)
     keep(place, joined)
     if json:
         print(jsonlib.dumps({"folder": str(place), **joined.summary}, indent=1))

@@ -90,6 +90,7 @@ def personalize(
     seed: Annotated[
         int | None, typer.Option(help="A seed of the run; its first if not given.")
     ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; DIR/personalized/NAME by default.")
     ] = None,
@@ -106,6 +107,7 @@ def personalize(
         fraction=fraction,
         test_fraction=test_fraction,
         seed=seed,
+        device=device,
         out=out,
         json=json,
     )
