@@ -59,6 +59,12 @@ class Profile(NamedTuple):
         return self.present > 2 and (counted or (not self.values and numbered))
 
     @property
+    def among_numbers(self) -> str:
+        """Of a cell of text, for a sentence."""
+        others = self.texts - 1
+        return f"whose other cells are numbers{f' but for {others}' if others else ''}"
+
+    @property
     def constant(self) -> bool:
         return len(self.values) == 1 and not self.missing
 
@@ -180,9 +186,9 @@ def _check_text(source: Source, own: Profile, where: str) -> None:
         raise UserError(f"{where} has dates, such as {cell[:40]!r}; {_AGES.format(own.name)}")
     if own.texts * 2 < own.present:
         raise UserError(
-            f"{source.at(line)} has {cell[:40]!r} in column {own.name!r}, whose other cells are "
-            f"numbers but for {own.texts - 1}; correct it, leave it empty, or take all for "
-            f"categories by --set categorical={own.name}."
+            f"{source.at(line)} has {cell[:40]!r} in column {own.name!r}, {own.among_numbers}; "
+            "correct it, leave it empty, or take all for categories by --set "
+            f"categorical={own.name}."
         )
     if own.different:
         raise UserError(

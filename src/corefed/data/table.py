@@ -159,8 +159,8 @@ def _task(source: Source, target: Profile, asked: str) -> str:
         )
     if target.texts and 2 * target.texts < target.present and len(target.values) > FEW:
         raise UserError(
-            f"{source.at(line)} has {cell[:40]!r} in column {target.name!r}, whose other cells are "
-            f"numbers but for {target.texts - 1}; correct it, or leave it empty."
+            f"{source.at(line)} has {cell[:40]!r} in column {target.name!r}, "
+            f"{target.among_numbers}; correct it, or leave it empty."
         )
     if len(target.values) == 1:
         raise UserError(
