@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json as jsonlib
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +68,7 @@ def execute(
     json: bool,
 ) -> None:
     """Read, make, write; nothing is written unless all of it can be made."""
-    refuse_used(out)
+    files.refuse_filled(out, "--out")
     model = fitted.load(folder, client=client or "")
     taken = take(model, client, shared=shared, seed=seed)
     whole = client is None
@@ -82,17 +81,6 @@ def execute(
     else:
         print("\n".join(f"{out / name}  {len(content):,} bytes" for name, content in made.items()))
         print(f"start with {out / CARD}", file=sys.stderr)
-
-
-def refuse_used(out: Path) -> None:
-    if not out.exists():
-        return
-    try:
-        names = os.listdir(out)
-    except OSError as error:
-        raise UserError(f"{out} cannot be used as a folder: {error.strerror}.") from error
-    if any(not name.endswith(files.TEMPORARY) for name in names):
-        raise UserError(f"{out} is not empty; name a new folder for --out.")
 
 
 def take(model: Fitted, client: str | None, *, shared: bool, seed: int | None) -> Export:

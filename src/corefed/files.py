@@ -63,6 +63,19 @@ def flush(folder: Path) -> None:
         os.close(handle)
 
 
+def refuse_filled(folder: Path, purpose: str) -> None:
+    """For what must not mix with other files: the folder is new or empty."""
+    if not folder.exists():
+        return
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be used as a folder: {error.strerror}.") from error
+    # What an interrupted attempt has left has the names that are about to be written.
+    if any(not name.endswith(TEMPORARY) for name in names):
+        raise UserError(f"{folder} is not empty; name a new folder for {purpose}.")
+
+
 def write_folder(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:
     """`replace_all` for a user's folder, which is made where it is missing."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from corefed.commands.options import Json
+from corefed.commands.options import ClientColumn, Json, Target
 from corefed.errors import UserError
 from corefed.methods.registry import METHODS
 
@@ -96,13 +96,8 @@ def methods(
 
 def datasets(
     show: Annotated[str | None, typer.Option(help="Print how this data set is dealt.")] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Of a table: the column to predict.", metavar="COLUMN")
-    ] = None,
-    client: Annotated[
-        str | None,
-        typer.Option(help="Of a table: the column whose values are clients.", metavar="COLUMN"),
-    ] = None,
+    target: Target = None,
+    client: ClientColumn = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", help="Of a table: a setting of `run`.", metavar="KEY=VALUE"),

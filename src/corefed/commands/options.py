@@ -6,4 +6,11 @@ from typing import Annotated
 
 import typer
 
+Target = Annotated[
+    str | None, typer.Option(help="Of a table: the column to predict.", metavar="COLUMN")
+]
+ClientColumn = Annotated[
+    str | None,
+    typer.Option(help="Of a table: the column whose values are clients.", metavar="COLUMN"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from corefed.commands.options import Json
+from corefed.commands.options import ClientColumn, Json, Target
 from corefed.methods.registry import METHODS
 
 RUN_EXAMPLES = """Examples:
@@ -35,13 +35,8 @@ def run(
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     method: Annotated[str | None, typer.Option(help=f"One of {Names}.")] = None,
     data: Annotated[str | None, typer.Option(help="A data set; see `corefed datasets`.")] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Of a table: the column to predict.", metavar="COLUMN")
-    ] = None,
-    client: Annotated[
-        str | None,
-        typer.Option(help="Of a table: the column whose values are clients.", metavar="COLUMN"),
-    ] = None,
+    target: Target = None,
+    client: ClientColumn = None,
     partition: Annotated[
         str | None, typer.Option(help="How data are dealt: shards-medium, labels:C, dirichlet:A...")
     ] = None,

@@ -7,7 +7,6 @@ trains on, before they are scaled. Those of a table are features, with missing n
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,19 +17,11 @@ from corefed import files
 from corefed.data import scaling
 from corefed.data.datasets import Dataset
 from corefed.data.partition import Split
-from corefed.errors import UserError
 
 
 def write(dataset: Dataset, splits: Sequence[Split], folder: Path) -> None:
     """All clients' files, or none, into a folder that is new or empty."""
-    if folder.exists():
-        try:
-            names = os.listdir(folder)
-        except OSError as error:
-            raise UserError(f"{folder} cannot be used as a folder: {error.strerror}.") from error
-        # What an interrupted attempt has left has the names that are about to be written.
-        if any(not name.endswith(files.TEMPORARY) for name in names):
-            raise UserError(f"{folder} is not empty; name a new folder for the clients' data.")
+    files.refuse_filled(folder, "the clients' data")
     files.write_folder(folder, _contents(dataset, splits))
 
 
