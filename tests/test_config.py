@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corefed import config, describe, ranges
-from corefed.config import Run, differences, fingerprint, parse, resolve, to_dict, to_toml
+from corefed.config import Run, differences, fingerprint, resolve, to_dict, to_toml
 from corefed.coreset.solvers import SOLVERS
 from corefed.errors import UserError
 from corefed.methods import coreset_pfedbayes, registry
+from corefed.values import parse
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 
 from corefed import ranges
 from corefed.errors import UserError
 from corefed.methods import registry
+from corefed.values import parse, to_toml_value
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -180,25 +181,6 @@ def resolve(
     return experiment
 
 
-def parse(key: str, value: object, kind: Any, where: str) -> object:
-    """`value`, as text or as TOML gives it, in the type of its annotation."""
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        if value not in choices:
-            raise UserError(
-                f"{key} ({where}) is {value!r}; it must be {' or '.join(map(repr, choices))}."
-            )
-        return value
-    if get_origin(kind) is tuple:
-        parts = _items(value)
-        return tuple(parse(key, part, get_args(kind)[0], where) for part in parts)
-    words, convert = _SCALARS[kind]
-    try:
-        return convert(value)
-    except ValueError:
-        raise UserError(f"{key} ({where}) must be {words}, not {value!r}.") from None
-
-
 def check(experiment: Experiment) -> None:
     """Refuse values out of range, once, before anything is loaded or written."""
     values = to_dict(experiment)
@@ -230,7 +212,9 @@ def to_dict(experiment: Experiment) -> dict[str, Any]:
 
 def to_toml(experiment: Experiment) -> str:
     """The experiment as a file `resolve` reads back to an equal one."""
-    return "".join(f"{key} = {_toml(value)}\n" for key, value in to_dict(experiment).items())
+    return "".join(
+        f"{key} = {to_toml_value(value)}\n" for key, value in to_dict(experiment).items()
+    )
 
 
 def fingerprint(values: Mapping[str, object]) -> str:
@@ -331,50 +315,4 @@ def _list(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _items(value: object) -> list[object]:
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",")] if value.strip() else []
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    # JSON's true, numbers and strings are TOML's; only DEL must be escaped in addition.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _as_bool(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if value not in ("true", "false"):
-        raise ValueError
-    return value == "true"
-
-
-def _as_int(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError
-    return int(value)
-
-
-def _as_float(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError
-    return float(value)
-
-
-def _as_str(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    return value
-
-
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
-
-_SCALARS: dict[Any, tuple[str, Any]] = {
-    bool: ("true or false", _as_bool),
-    int: ("a whole number", _as_int),
-    float: ("a number", _as_float),
-    str: ("text", _as_str),
-}

@@ -132,9 +132,7 @@ def keep_models(folder: Path, setup: Setup, servers: Sequence[Tree]) -> None:
     from safetensors.torch import save
 
     models = models_of(setup, servers)
-    about = {
-        "corefed": json.dumps({"schema": SCHEMA, "draws": setup.experiment.run.evaluate_draws})
-    }
+    about = {"corefed": json.dumps({"schema": SCHEMA})}
     contents = {MODELS: models, HELD_OUT: held_out_of(setup, models)}
     encoded = [(name, save(tree, metadata=about)) for name, tree in contents.items()]
     files.replace_all(folder, encoded)

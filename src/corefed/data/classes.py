@@ -50,6 +50,13 @@ def united(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(map(str, range(int(different[-1]) + 1)))
 
 
+def name_of(value: object) -> str:
+    """How a class of an array is called: whole numbers, and truth values, as 0, 1, ..."""
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        return str(int(value))
+    return str(value)
+
+
 def by_number(values: npt.NDArray[Any], where: str) -> tuple[Tensor, tuple[str, ...]]:
     """[n] whole numbers as indices into the names of those that occur."""
     low, high = float(values.min()), float(values.max())

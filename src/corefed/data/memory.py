@@ -135,13 +135,8 @@ def points(x: Any, where: str, shape: tuple[int, ...] | None = None) -> Tensor:
 
 
 def labels_of(different: Array) -> tuple[str, ...]:
-    """How classes are called in files: whole numbers, and truth values, as 0, 1, ..."""
-
-    def name(value: object) -> str:
-        whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
-        return str(int(value)) if whole else str(value)  # type: ignore[call-overload]
-
-    return tuple(name(value) for value in different.tolist())
+    """How classes are called in files."""
+    return tuple(naming.name_of(value) for value in different.tolist())
 
 
 def _names(given: object) -> list[Any]:

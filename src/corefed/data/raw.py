@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from corefed.data import classes as naming
 from corefed.data import embedding, images, npz
 from corefed.data.preparation import Preparation
 from corefed.errors import UserError
@@ -145,7 +146,9 @@ def _targets(path: Path, name: str, y: npt.NDArray[Any], preparation: Preparatio
     if preparation.labels:
         if y.dtype.kind not in "fiubU" or y.size != len(y):
             raise UserError(f"{where} is {y.dtype} of shape {y.shape}; it must be a class a point.")
-        return indices(where, [_class_name(each) for each in y.reshape(-1).tolist()], preparation)
+        return indices(
+            where, [naming.name_of(each) for each in y.reshape(-1).tolist()], preparation
+        )
     width = len(preparation.targets)
     if y.dtype.kind not in "fiub" or y.reshape(len(y), -1).shape[1] != width:
         raise UserError(f"{where} is {y.dtype} of shape {y.shape}; it must be {width} numbers.")
@@ -153,11 +156,6 @@ def _targets(path: Path, name: str, y: npt.NDArray[Any], preparation: Preparatio
     if not bool(targets.isfinite().all()):
         raise UserError(f"{where} has NaN or infinite numbers.")
     return targets
-
-
-def _class_name(value: object) -> str:
-    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
-    return str(int(value)) if whole else str(value)  # type: ignore[call-overload]
 
 
 # --- images ---------------------------------------------------------------------------------------

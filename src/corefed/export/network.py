@@ -6,9 +6,10 @@ Training sees a flat vector (`models.py`); its entries lie in the order of the m
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ class Layer(NamedTuple):
 
     name: str
     arguments: tuple[Any, ...] = ()
-    options: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    options: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def code(self) -> str:

@@ -11,9 +11,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from corefed.config import parse
 from corefed.describe import of_class
 from corefed.errors import UserError
+from corefed.values import parse
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -213,23 +213,22 @@ def scatter(
 
 
 def _colour(domain: Sequence[str], shown: Sequence[str], legend: bool = True) -> Any:
-    alt = _altair()
-    colours = [COLOURS[domain.index(name) % len(COLOURS)] for name in shown]
-    scale = alt.Scale(domain=list(shown), range=colours)
-    wanted = legend and len(shown) > 1
-    return alt.Color(
-        "series:N", title=None, scale=scale, legend=alt.Legend() if wanted else None, sort=None
-    )
+    return _told_apart(_altair().Color, COLOURS, domain, shown, legend)
 
 
 def _shape(domain: Sequence[str], shown: Sequence[str], legend: bool = True) -> Any:
+    return _told_apart(_altair().Shape, SHAPES, domain, shown, legend)
+
+
+def _told_apart(
+    channel: Any, values: Sequence[str], domain: Sequence[str], shown: Sequence[str], legend: bool
+) -> Any:
+    """Each of the series that are shown by its own value; alone, it needs no legend."""
     alt = _altair()
-    shapes = [SHAPES[domain.index(name) % len(SHAPES)] for name in shown]
-    scale = alt.Scale(domain=list(shown), range=shapes)
-    wanted = legend and len(shown) > 1
-    return alt.Shape(
-        "series:N", title=None, scale=scale, legend=alt.Legend() if wanted else None, sort=None
-    )
+    own = [values[domain.index(name) % len(values)] for name in shown]
+    scale = alt.Scale(domain=list(shown), range=own)
+    key = alt.Legend() if legend and len(shown) > 1 else None
+    return channel("series:N", title=None, scale=scale, legend=key, sort=None)
 
 
 def _done(chart: Any, names: Sequence[str] = (), height: int = HEIGHT) -> Spec:
