@@ -144,6 +144,13 @@ def coresets(scratch: Scratch, said: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert coreset.diagnostics.ratio < 0.1
 
 
+def theory(scratch: Scratch, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the page shows as output is what its blocks print."""
+    shown = [b for b in ALL if (b.page, b.language) == ("docs/theory.md", "text")]
+    assert shown
+    assert [str(block) for block in shown if block.body not in said] == []
+
+
 def contributing(scratch: Scratch, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its row, the page's method is one of the command line, from settings to metrics."""
     assert scratch.module.method.name == "fedprox"
@@ -165,6 +172,7 @@ AFTERWARDS: dict[str, Callable[[Scratch, str, pytest.MonkeyPatch], None]] = {
     "README.md": readme,
     "CONTRIBUTING.md": contributing,
     "docs/coresets.md": coresets,
+    "docs/theory.md": theory,
 }
 """What must hold once a page has been executed, beside that nothing failed."""
 

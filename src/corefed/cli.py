@@ -13,7 +13,7 @@ import click
 import typer
 
 from corefed import __version__
-from corefed.commands import looking, studies, training, using
+from corefed.commands import looking, studies, theory, training, using
 from corefed.errors import UserError
 from corefed.federation.operate.commands import app as federation
 
@@ -37,6 +37,7 @@ app.command()(looking.datasets)
 app.command(epilog=studies.CORESET_EXAMPLES)(studies.coreset)
 app.command(epilog=studies.BENCH_NAMES)(studies.bench)
 app.command(epilog=studies.REPRODUCE_NAMES)(studies.reproduce)
+app.command(epilog=theory.THEORY_EXAMPLES)(theory.theory)
 app.add_typer(federation, name="federation")
 
 
