@@ -115,7 +115,7 @@ def reproduce(
         str,
         typer.Argument(
             help="table1, table2, table3, figure2 to figure5; shards-medium, shards-large, grid, "
-            "solvers, glm, newcomer."
+            "solvers, glm, newcomer, rates."
         ),
     ],
     scale: Annotated[

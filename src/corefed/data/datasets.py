@@ -19,6 +19,7 @@ from corefed.data import (
     cifar,
     embedding,
     fetch,
+    hoelder,
     idx,
     images,
     medmnist,
@@ -72,6 +73,8 @@ _DESCRIPTIONS = {
     "npz:PATH": "your arrays (.npz): X and y, and client where it says whose points they are",
     "synthetic-linear": "linear regression, coefficients differ by client; exact posterior known",
     "synthetic-regression": "smooth non-linear regression, one function a client",
+    "synthetic-hoelder": "functions of smoothness beta on curved data of some dimension; write "
+    "synthetic-hoelder:beta=1,dimension=2,points=1000 for others",
 }
 
 
@@ -133,6 +136,9 @@ def load(
         if len(dataset.y.unique(dim=0)) == 1:
             raise UserError(f"y in {path} has one value only; there is nothing to learn.")
         dataset = dataset._replace(standardise=dataset.classes == 0)
+    elif name.partition(":")[0] == hoelder.NAME:
+        rough = hoelder.draw(hoelder.parse(name), clients, seed)
+        dataset = Dataset(name, rough.x, rough.y, 0, rough.groups, rough.held_out, keep_split=True)
     elif name not in _DESCRIPTIONS or name.endswith(":PATH"):
         raise UserError(_unknown(name))
     elif name == "digits":

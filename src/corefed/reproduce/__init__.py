@@ -46,6 +46,8 @@ NAMES = {
     "glm": Entry("glm", "reproduce", "coresets of generalised linear models against MCMC"),
     "newcomer": Entry("newcomer", "reproduce", "a client that joins after training, by its points",
                       options=("results", "page")),
+    "rates": Entry("rates", "reproduce", "error against points, beside the rate of Theorem 2",
+                   options=TABLE),
 }  # fmt: skip
 
 
