@@ -102,3 +102,12 @@ class Marked:
     def write(self, text: str) -> None:
         content = f"{self._before}{self.begin}\n{text}{self.end}{self._after}"
         self.page.write_text(content, encoding="utf-8")
+
+
+def put(folder: Path, name: str, tables: Sequence[Table], marked: Marked | None = None) -> None:
+    """Tables as NAME.md and NAME.html in a folder, and in the marked part of a page."""
+    text = markdown(tables)
+    (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    (folder / f"{name}.html").write_text(web(f"corefed: {name}", tables), encoding="utf-8")
+    if marked is not None:
+        marked.write(text)

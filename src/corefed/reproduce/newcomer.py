@@ -81,13 +81,8 @@ def reproduce(
         ]
         results.write(source, name, scale, gathered(measured))
     found = results.read(source, name)  # as rounded, so that the page is what the file makes it
-    laid = lay(found)
-    text = pages.markdown(laid)
-    (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    (folder / f"{name}.html").write_text(pages.web(f"corefed: {name}", laid), encoding="utf-8")
+    pages.put(folder, name, lay(found), marked)
     draw(found, folder / f"{name}.png")
-    if marked is not None:
-        marked.write(text)
 
 
 # --- measuring ------------------------------------------------------------------------------------

@@ -85,13 +85,8 @@ def reproduce(
         found = _study(SCALES[scale], folder, console, options.get("jobs", 0))
         results.write(source, name, scale, found)
     shown = results.read(source, name)  # as rounded, so that the page is what the file makes it
-    laid = rates_shown.lay(shown)
-    text = pages.markdown(laid)
-    (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    (folder / f"{name}.html").write_text(pages.web(f"corefed: {name}", laid), encoding="utf-8")
+    pages.put(folder, name, rates_shown.lay(shown), marked)
     rates_picture.draw(shown, folder / f"{name}.png")
-    if marked is not None:
-        marked.write(text)
 
 
 def _study(scale: Scale, folder: Path, console: Console, jobs: int) -> Results:

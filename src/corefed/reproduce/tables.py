@@ -43,10 +43,5 @@ def make(
         trained = outcomes(cells(), folder, console, options.get("jobs", 0))
         found = results.of(trained, classes=classes)
         results.write(folder / f"{name}.json", name, scale, found)
-    laid = lay(found)
-    text = pages.markdown(laid)
-    (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    (folder / f"{name}.html").write_text(pages.web(f"corefed: {name}", laid), encoding="utf-8")
-    if marked is not None:
-        marked.write(text)
+    pages.put(folder, name, lay(found), marked)
     return found
