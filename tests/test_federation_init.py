@@ -486,7 +486,9 @@ def test_the_readme_names_what_is_there(made: Path) -> None:
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     taken = pytest.raises(UserError, match="Another process is at work")
+    assert not folder.at_work(tmp_path)
     with folder.exclusively(tmp_path), taken, folder.exclusively(tmp_path):
         pass
     with folder.exclusively(tmp_path):
-        pass
+        assert folder.at_work(tmp_path)
+    assert not folder.at_work(tmp_path)

@@ -11,15 +11,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from corefed.federation.engine import fence, node, patching, sandbox, warm
+from corefed.federation.engine import bell, fence, node, patching, sandbox, warm
 from corefed.federation.engine.sandbox import Order
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    return tmp_path
+
 
 # Fence
 
@@ -70,7 +78,7 @@ def test_other_machines_may_ask_for_this(path: str) -> None:
     ["/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/openapi.json", "/health/x",
      "/v1/fleet", "//v1/fleet/x", "/V1/fleet/x", "", "/v2/control/start-run"],
 )  # fmt: skip
-def test_other_machines_may_not_ask_for_anything_else(path: str) -> None:
+def test_other_machines_may_not_ask_for_anything_else(path: str, home: Path) -> None:
     assert asked(path)[0] == 403
     assert asked(path, ("127.0.0.1", 1))[0] == 200
 
@@ -104,6 +112,46 @@ def test_bodies_are_bounded_by_what_they_say_and_by_what_they_are() -> None:
     assert asked(path, pieces=[b"x" * 60] * 2) == (413, 60)  # no length, or a wrong one
     assert asked(path, pieces=[b"x" * 60] * 2, headers=[(b"content-length", b"1")]) == (413, 60)
     assert asked(path, ("127.0.0.1", 1), pieces=[b"x" * 60] * 2) == (413, 60)  # ours as well
+
+
+def test_a_run_that_is_started_wakes_who_waits_for_it(home: Path) -> None:
+    waiting = bell.Bell()
+    asked("/v1/control/list-runs", ("127.0.0.1", 1))
+    asked(fence.START)  # refused
+    assert not rung(waiting)
+    asked(fence.START, ("127.0.0.1", 1))
+    assert rung(waiting)
+
+
+# The bell
+
+
+def rung(waiting: bell.Bell) -> bool:
+    """Whether it was rung before; far below Flower's second between questions, if so."""
+    began = time.monotonic()
+    waiting.wait(0.2)
+    return time.monotonic() - began < 0.15
+
+
+def test_a_bell_is_heard_once_however_often_it_was_rung(home: Path) -> None:
+    waiting = bell.Bell()
+    assert not rung(waiting)
+    bell.ring()
+    bell.ring()
+    assert rung(waiting)
+    assert not rung(waiting)
+    assert not rung(bell.Bell())  # of a process that is started later
+    threading.Timer(0.1, bell.ring).start()
+    began = time.monotonic()
+    waiting.wait(30)
+    assert time.monotonic() - began < 15
+
+
+def test_without_a_bell_there_is_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "missing"))
+    waiting = bell.Bell()
+    bell.ring()
+    assert not rung(waiting)
 
 
 class Known:
@@ -316,6 +364,8 @@ def test_what_a_nursery_imports_starts_nothing(variable: str) -> None:
     """A fork has one thread, and no GPU that was in use before it."""
     code = """
 import threading
+from flwr.supercore.cli import flower_superexec
+from flwr.supercore.superexec import run_superexec
 from corefed.federation.engine import sandbox, warm
 sandbox.prepare(sandbox.allowed())
 warm._import_all()
@@ -405,6 +455,44 @@ def test_a_session_is_signed_off_by_the_machine_that_had_it(
         raise ConnectionError
 
     node._sign_off(module, SimpleNamespace(DeactivateNode=refuses), session)  # Flower knows better
+
+
+@pytest.mark.parametrize(
+    ("codes", "entered", "asked"),
+    [([412, 412], True, 3), ([401], False, 1), ([412] * 99, False, 11)],
+)
+def test_a_client_that_is_refused_asks_again_for_a_while(
+    codes: list[int], entered: bool, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key may be about to be registered; 5 s of questions every half second are eleven."""
+    now, tried = 0.0, 0
+    left = iter(codes)
+
+    class RefusalError(Exception):
+        def __init__(self, code: int) -> None:
+            self.response = SimpleNamespace(status_code=code)
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    @contextmanager
+    def connect() -> Iterator[str]:
+        nonlocal tried
+        tried += 1
+        for code in left:
+            raise RefusalError(code)
+        yield "connected"
+
+    monkeypatch.setattr(node, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    module = SimpleNamespace(httpx=SimpleNamespace(HTTPStatusError=RefusalError))
+    with ExitStack() as stack:
+        if entered:
+            assert node._admitted(module, stack, connect) == "connected"
+        else:
+            with pytest.raises(RefusalError):
+                node._admitted(module, stack, connect)
+    assert tried == asked
 
 
 def test_a_process_follows_its_parent() -> None:

@@ -1,7 +1,8 @@
 """kill -9 for real, at random and at the worst moments; the resumed run ends bit for bit the same.
 
 The worst moments are reached by a wrapper that sends SIGKILL to its own process from inside a
-write; the random ones by this test, once the run has begun to record.
+write, forked from one that has all imported; the random ones by this test, once the run has begun
+to record.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ SETTINGS = (
 )  # fmt: skip
 COMMAND = (sys.executable, "-m", "corefed", "run")
 
-SUICIDE = """
-import os, signal, sys
-from corefed import cli, record
-place, count = sys.argv[1], int(sys.argv[2])
+SUICIDES = """
+import json, os, signal, sys
+import sklearn.datasets
+from corefed import cli, experiment, record, running, train
+from corefed.methods import coreset_pfedbayes
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 def at(name):
@@ -52,8 +54,13 @@ def dying_replace(source, target):
     replace(source, target)
     if state and at("after the rename") or "summary" in str(target) and at("after the summary"):
         die()
-record.os.write, record.os.replace = dying_write, dying_replace
-cli.main(sys.argv[3:])
+for line in sys.stdin:
+    place, count, *arguments = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        record.os.write, record.os.replace = dying_write, dying_replace
+        sys.exit(cli.main(arguments))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 MOMENTS = [
@@ -95,11 +102,15 @@ def arguments(folder: Path) -> list[str]:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names open files by /proc")
 def test_killed_at_the_worst_moments(undisturbed: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    for place, count in MOMENTS:
-        command = [sys.executable, "-c", SUICIDE, place, str(count), "run", *arguments(folder)]
-        died = subprocess.run(command, capture_output=True, text=True)
-        assert died.returncode == -signal.SIGKILL, (place, died.stderr)
-        assert not (folder / record.SUMMARY).exists()
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", SUICIDES]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as runs:
+        assert runs.stdin is not None and runs.stdout is not None
+        for place, count in MOMENTS:
+            line = json.dumps([place, count, "run", *arguments(folder)])
+            print(line, file=runs.stdin, flush=True)
+            assert runs.stdout.readline() == f"{-signal.SIGKILL:d}\n", place
+            assert not (folder / record.SUMMARY).exists()
     subprocess.run([*COMMAND, *arguments(folder)], check=True, capture_output=True)
     assert outcome(folder) == undisturbed
     assert not list(folder.rglob(f"*{files.TEMPORARY}"))

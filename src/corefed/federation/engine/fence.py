@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from corefed.federation.engine import parent, patching
+from corefed.federation.engine import bell, parent, patching
 from corefed.federation.operate.folder import LIMIT, REFUSED
 from corefed.federation.protocol import ENVELOPE
 
@@ -33,6 +33,8 @@ BODY = 16 << 20
 """Bytes of a request; Flower sends arrays in pieces of 5 MiB."""
 REPLY = 256 << 20
 """Bytes of a reply where no training has said how many it expects."""
+START = "/v1/control/start-run"
+"""After which there is a task for the server's own processes."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -56,6 +58,8 @@ class Fence:
             await _answer(scope, send, 413, f"A request has at most {self.most} bytes.")
         else:
             await self._counted(scope, receive, send)
+            if scope["path"] == START:
+                bell.ring()
 
     async def _counted(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Pass a request on; one that turns out too long is answered and cut off."""

@@ -1,7 +1,8 @@
 """SuperNode with a few changes: `python -m corefed.federation.engine.node <its arguments>`.
 
     polling     Flower asks for a message every 3 s; here it waits a tenth of the time since the
-                last one, between 0.2 and 3 s: quick in a round, quiet between runs
+                last one, between 0.2 and 3 s: quick in a round, quiet between runs; and it rings
+                (`bell.py`) for the process that does the task
     heartbeats  the client's own interval; the server counts it as gone after twice as long
     retrying    a server that was restarted is found again within 5 s, not 20
     answering   Flower takes any answer that is there for that to the last message. One that a
@@ -9,6 +10,8 @@
                 here the next message is taken only when the last one has been answered
     rejoining   after kill -9 Flower refuses a client until its old session has run out; here the
                 client first signs off what its own folder says was its session
+    admission   a client that is refused ends; here it asks for some seconds, for a server that was
+                started at the same time is about to register the client's key
 
 All else is Flower's.
 """
@@ -19,14 +22,14 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from corefed import files
-from corefed.federation.engine import parent, patching
+from corefed.federation.engine import bell, parent, patching
 
 SESSION = "flower/session.json"
 QUICK, SLOW = 0.2, 3.0
@@ -34,6 +37,10 @@ RETRY = 5
 """Seconds between attempts to reach a server that does not answer, at most."""
 UNSEEN = 2.0
 """Seconds between signing off and on, in which the server sees that the old session is gone."""
+REFUSED = 412
+"""What Flower answers to a key that it does not know, or believes to be connected."""
+SOON, AGAIN = 5.0, 0.5
+"""Seconds for which a client that is refused asks again, and between the questions."""
 
 
 class Waiting:
@@ -66,6 +73,8 @@ class Answering:
             return received
 
         run: int | None = self._pull(receive=noted, **rest)
+        if run is not None:
+            bell.ring()
         return run
 
     def push(self, *, send: Any, **rest: Any) -> None:
@@ -122,12 +131,27 @@ def _rejoining(module: Any, session: Path) -> Any:
         )
         with client:
             _sign_off(module, client, session)
-        with original(address, *rest) as connected:
+        with ExitStack() as stack:
+            connected = _admitted(module, stack, lambda: original(address, *rest))
             about = {"node": connected[0], "machine": platform.node()}
             files.replace(session, json.dumps(about).encode(), 0o600)
             yield connected
 
     return connection
+
+
+def _admitted(
+    module: Any, stack: ExitStack, connect: Callable[[], AbstractContextManager[Any]]
+) -> Any:
+    """Flower's connection, entered."""
+    until = time.monotonic() + SOON
+    while True:
+        try:
+            return stack.enter_context(connect())
+        except module.httpx.HTTPStatusError as error:
+            if error.response.status_code != REFUSED or time.monotonic() >= until:
+                raise
+        time.sleep(AGAIN)
 
 
 def _sign_off(module: Any, client: Any, session: Path) -> None:

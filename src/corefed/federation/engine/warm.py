@@ -4,7 +4,7 @@ Flower's SuperExec starts a Python process a message, which imports flwr and tor
 program of this name stands first on the PATH of SuperNode and SuperLink (`processes.py`) and runs
 Flower's SuperExec with another executor. It has two processes:
 
-    SuperExec     asks for tasks and passes each, over a pair of sockets, to
+    SuperExec     asks for tasks when `bell.py` says so, and passes each, over a pair of sockets, to
     the nursery   which imported everything once, has one thread, and forks a child a task
 
 Nothing that starts a thread or touches a GPU happens in the nursery, so its children are as good as
@@ -25,9 +25,11 @@ import subprocess
 import sys
 import time
 from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from corefed.federation.engine import patching, sandbox
+from corefed.federation.engine.bell import Bell
 from corefed.federation.engine.sandbox import Order
 
 if TYPE_CHECKING:
@@ -177,19 +179,22 @@ def _end(children: set[int]) -> None:
 
 def main() -> None:
     """What `flower-superexec` on the PATH runs."""
+    patching.check_version()
+    # Before the fork, for both: importing Flower takes a second and starts no thread.
+    from flwr.supercore.cli import flower_superexec
+    from flwr.supercore.superexec import run_superexec
+
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
         ours.close()
         serve(theirs)
     theirs.close()
-    patching.check_version()
-    from flwr.supercore.cli import flower_superexec
-    from flwr.supercore.superexec import run_superexec
 
     def executor(*arguments: Any, **more: Any) -> Executor:
         return Executor(ours)
 
-    patching.replace(run_superexec, get_executor=executor)
+    waiting = SimpleNamespace(sleep=Bell().wait)  # the loop's, which only sleeps
+    patching.replace(run_superexec, get_executor=executor, time=waiting)
     flower_superexec()
 
 

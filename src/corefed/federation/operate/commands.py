@@ -166,7 +166,7 @@ def status(directory: Folder, json: Json = False) -> None:
     from corefed import report
     from corefed.federation.operate import status as about
 
-    found = about.status(directory, quiet=json)
+    found = about.status(directory)
     if json:
         typer.echo(jsonlib.dumps(found, indent=1))
     else:

@@ -297,6 +297,15 @@ def exclusively(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def at_work(path: Path) -> bool:
+    """Whether a process works in a folder; one that begins at this very moment is turned away."""
+    try:
+        with exclusively(path):
+            return False
+    except UserError:
+        return True
+
+
 def started(path: Path) -> float:
     """When the process at work in a folder, or the last one, began: seconds since the epoch."""
     lock = path / LOCK

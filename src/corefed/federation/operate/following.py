@@ -1,7 +1,7 @@
 """Starting a training run through Flower, watching it, and saying how it went.
 
 The server's process writes runs/RUN as a simulation would; we read those files. Whether it still
-runs is Flower's to say: `flwr ls`, since the exit code of `flwr run --stream` says nothing.
+runs is Flower's to say, since the exit code of `flwr run --stream` says nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from corefed import files, record, report, running
 from corefed.config import Experiment, resolve
 from corefed.errors import UserError
 from corefed.federation import events
-from corefed.federation.operate import processes
+from corefed.federation.operate import control, processes
 from corefed.federation.operate.creating import federated
-from corefed.federation.operate.folder import Server, exclusively, started
+from corefed.federation.operate.folder import Server, at_work, started
 from corefed.federation.operate.processes import LINK, say
 from corefed.federation.protocol import check_run
 
@@ -27,8 +27,11 @@ SUBMITTED = "flower.json"
 LOOK = 0.3
 """Seconds between looks at the files."""
 ASK = (2.0, 15.0)
-"""Seconds between questions to Flower, each of which is a process: few at first, for what fails
-does so early, then a quarter of the time since the beginning, and at last these."""
+"""Seconds between looks at the server: few at first, for what fails does so early, then a quarter
+of the time since the beginning, and at last these."""
+HUNG = 60.0
+"""Seconds between questions to Flower, each of which is a process, while a training holds its
+folder: it should be going on."""
 START = 20.0
 """Seconds that a run waits for a server that does not answer yet."""
 NOTICE = 15.0
@@ -94,31 +97,21 @@ def stop(directory: Path, name: str | None) -> str:
 def _wait_until_free(folder: Path) -> None:
     """Until the training has noticed; it works on for a moment."""
     until = time.monotonic() + NOTICE
-    while time.monotonic() < until:
-        try:
-            with exclusively(folder):
-                return
-        except UserError:
-            time.sleep(LOOK)
+    while at_work(folder) and time.monotonic() < until:
+        time.sleep(LOOK)
 
 
-def submitted(server: Server, quiet: bool = True) -> dict[str, dict[str, Any]]:
+def submitted(server: Server) -> dict[str, dict[str, Any]]:
     """Name -> what Flower says of its last submission: id, status, details, whether it ended."""
-    known = {str(run["run-id"]): run for run in _runs(server, quiet)}
+    paths = sorted(server.runs.glob(f"*/{SUBMITTED}"))
+    known = {run["id"]: run for run in control.ask(server, "runs")} if paths else {}
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted(server.runs.glob(f"*/{SUBMITTED}")):
+    for path in paths:
         number = jsonlib.loads(path.read_text(encoding="utf-8"))["run-id"]
-        run = known.get(number, {"status": "unknown", "status-details": ""})
+        run = known.get(number, {"id": number, "status": "unknown", "details": ""})
         ended = run["status"].startswith(ENDED) or number not in known
-        details = run["status-details"] if run["status-details"] != "N/A" else ""
-        status = {"id": number, "status": run["status"], "details": details, "ended": ended}
-        found[path.parent.name] = status
+        found[path.parent.name] = {**run, "ended": ended}
     return found
-
-
-def _runs(server: Server, quiet: bool) -> list[dict[str, Any]]:
-    runs: list[dict[str, Any]] = processes.flwr(server, "ls", LINK, quiet=quiet)["runs"]
-    return runs
 
 
 def _ready(server: Server) -> None:
@@ -151,13 +144,8 @@ def _abandoned(server: Server, name: str) -> bool:
     Nobody works in its folder, and the server was started after it was submitted.
     """
     folder = server.runs / name
-    if (folder / SUBMITTED).stat().st_mtime > started(server.path):
-        return False
-    try:
-        with exclusively(folder):
-            return True
-    except UserError:
-        return False
+    submission = (folder / SUBMITTED).stat().st_mtime
+    return submission <= started(server.path) and not at_work(folder)
 
 
 def _submit(
@@ -207,8 +195,8 @@ def _follow(
 ) -> str:
     """Show rounds and events as they come; why the run failed, or nothing when it is complete."""
     folder = server.runs / name
-    shown = 0
-    began = asked = time.monotonic()
+    shown, before = 0, heard
+    began = looked = asked = time.monotonic()
     ended: dict[str, Any] | None = None
     while True:
         lines, _ = record.read_lines(folder / record.ROUNDS)
@@ -224,14 +212,17 @@ def _follow(
         if ended is not None:  # and the files were read once more after that
             return _reason(ended, happened)
         now = time.monotonic()
-        if now - asked > min(ASK[1], max(ASK[0], (now - began) / 4)):
-            if not processes.answers(server, 10.0):
-                return "The server does not answer any more."
+        if now - looked <= min(ASK[1], max(ASK[0], (now - began) / 4)):
+            time.sleep(LOOK)
+            continue
+        if not processes.answers(server, 10.0):
+            return "The server does not answer any more."
+        # A training that has said something holds its folder: it cannot be about to take it.
+        if now - asked > HUNG or heard == before or not at_work(folder):
             run = submitted(server)[name]
             ended = run if run["ended"] else None
             asked = time.monotonic()
-        else:
-            time.sleep(LOOK)
+        looked = time.monotonic()
 
 
 def _reason(run: dict[str, Any], happened: Sequence[dict[str, Any]]) -> str:

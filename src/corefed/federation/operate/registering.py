@@ -8,14 +8,12 @@ good, for Flower never admits a key again that was taken off.
 from __future__ import annotations
 
 import hashlib
-import json
-import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from corefed.errors import UserError
-from corefed.federation.operate import processes
+from corefed.federation.operate import control, processes
 from corefed.federation.operate.folder import Server
 
 REMOVED = "unregistered"
@@ -33,31 +31,21 @@ def digests(server: Server) -> dict[str, str]:
     return {name: _digest(path) for name, path in server.public_keys().items()}
 
 
-def nodes(server: Server) -> dict[bytes, Node]:
-    """Public key -> what Flower says about it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "corefed.federation.operate.nodes"],
-        env=processes.server_environment(server),
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise UserError(f"Flower does not say which clients it knows: {last}")
-    rows = json.loads(done.stdout.splitlines()[-1])  # Flower speaks before
+def nodes(server: Server, new: Mapping[bytes, str] | None = None) -> dict[bytes, Node]:
+    """Public key -> what Flower says about it, before those that are `new` to it are registered."""
+    rows = control.ask(server, "nodes", {name: key.decode() for key, name in (new or {}).items()})
     return {row["key"].encode(): Node(row["node"], row["status"]) for row in rows}
 
 
 def synchronise(server: Server) -> list[str]:
     """Register the keys that are new; what was done, in sentences."""
-    found, done = nodes(server), []
-    for key, name in server.keys().items():
-        path = server.path / "clients" / f"{name}.pub"
+    keys = server.keys()
+    found, done = nodes(server, keys), []
+    for key, name in keys.items():
         if key not in found:
-            link = (processes.LINK, "--name", name)
-            processes.flwr(server, "supernode", "register", str(path), *link)
             done.append(f"{name} is registered")
         elif found[key].status == REMOVED:
+            path = server.path / "clients" / f"{name}.pub"
             done.append(f"{name} has a key that was taken off for good; it needs a new one: {path}")
     return done
 

@@ -20,12 +20,12 @@ WORDS = {
 }
 
 
-def status(directory: Path, *, quiet: bool) -> dict[str, Any]:
+def status(directory: Path) -> dict[str, Any]:
     """{"server", "clients": {name: state}, "runs": {name: {...}}}; works without a server, too."""
     server = Server.read(directory)
     up = processes.answers(server)
     states = registering.states(server) if up else {}
-    flower = following.submitted(server, quiet) if up else {}
+    flower = following.submitted(server) if up else {}
     runs = {}
     for path in sorted(server.runs.glob(f"*/{record.EXPERIMENT}")):
         folder = path.parent
