@@ -210,6 +210,16 @@ def test_a_run_that_failed_is_named(tmp_path: Path) -> None:
     assert "Training diverged." in (tmp_path / "out" / "rates.md").read_text()
 
 
+def test_a_wrong_result_file_leaves_nothing_behind(tmp_path: Path) -> None:
+    wrong = ROOT / "results" / "table1.json"
+    done = corefed("reproduce", "rates", "--from", wrong, "--out", tmp_path / "out")
+    assert done.code == 2 and "not rates" in done.err
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "mine").mkdir()
+    assert corefed("reproduce", "rates", "--from", wrong, "--out", tmp_path / "mine").code == 2
+    assert (tmp_path / "mine").exists()
+
+
 def test_the_page_shows_the_result_file() -> None:
     found = results.read(RESULT, "rates")
     part = pages.Marked(ROOT / "docs" / "theory.md", "rates").part

@@ -7,6 +7,7 @@ same code on less data and fewer rounds.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -63,11 +64,18 @@ def main(name: str, scale: str, out: Path | None = None, **options: object) -> N
             flag = "from" if key == "results" else key
             raise UserError(f"--{flag} is for {', '.join(able)}; {name} does not take it.")
     folder = out or Path("runs") / f"reproduce-{entry.folder or name}-{scale}"
+    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"Cannot make the folder {folder}: {error.strerror}.") from error
     console = Console(stderr=True)
     function = getattr(import_module(f"corefed.reproduce.{entry.module}"), entry.function)
-    function(name, scale, folder, console, **given)
+    try:
+        function(name, scale, folder, console, **given)
+    except UserError:
+        if new:  # and empty still: what was asked for could not be done
+            with suppress(OSError):
+                folder.rmdir()
+        raise
     console.print(f"written to {folder / f'{name}.md'}")
