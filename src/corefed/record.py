@@ -26,12 +26,15 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from corefed import __version__, checkpoint, files
+from corefed import __version__, files
 from corefed.config import Experiment, to_dict, to_toml
 from corefed.errors import UserError
-from corefed.types import Tree
+
+if TYPE_CHECKING:  # a record is read without torch
+    from corefed.checkpoint import State
+    from corefed.types import Tree
 
 SCHEMA = 1
 """Of summary.json; grows when a key changes its meaning."""
@@ -89,17 +92,19 @@ class Folder:
                     path.rmdir()
             raise
 
-    def resume(self, experiment: Experiment) -> tuple[list[Line], checkpoint.State | None]:
+    def resume(self, experiment: Experiment) -> tuple[list[Line], State | None]:
         """The lines and the state to go on from, after cutting off unfinished rounds.
 
         A run that was killed before its first checkpoint starts again from nothing.
         """
+        from corefed.checkpoint import decode
+
         self.refuse_missing()
         state = None
         if (self.path / STATE).exists():
             with self._reading(STATE):
                 content = (self.path / STATE).read_bytes()
-            state = checkpoint.decode(content, to_dict(experiment), str(self.path / STATE))
+            state = decode(content, to_dict(experiment), str(self.path / STATE))
         done = state.round if state is not None else 0
         rounds = experiment.run.rounds
         if done > rounds:
@@ -135,7 +140,9 @@ class Folder:
         self, values: Mapping[str, object], round_: int, servers: Sequence[Tree], private: Tree
     ) -> None:
         """Replace the checkpoint; when that fails, the one before is still there."""
-        content = checkpoint.encode(values, round_, servers, private)
+        from corefed.checkpoint import encode
+
+        content = encode(values, round_, servers, private)
         with self._writing(f"The checkpoint before round {round_} is kept, if there was one"):
             (self.path / STATE).parent.mkdir(exist_ok=True)
             self._replace(STATE, content)
