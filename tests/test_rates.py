@@ -72,6 +72,8 @@ def test_networks_have_the_parameters_of_the_proof() -> None:
 def test_every_row_is_there_and_differs_in_its_method_alone() -> None:
     scale = rates.SCALES["quick"]
     planned = {(cell.row, cell.column): cell.flags for cell in rates.plan(scale)}
+    for cell in rates.plan(scale):
+        assert rates.column_of(*rates._about(cell).values()) == cell.column
     per_problem = len(scale.sizes) + 3 * (len(scale.sizes) + len(scale.fractions))
     assert len(planned) == per_problem * len(scale.problems)
     column = rates.column_of(1.0, 2, 1000, 200)

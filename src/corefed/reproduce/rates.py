@@ -15,7 +15,6 @@ shown.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -192,6 +191,6 @@ def column_of(beta: float, dimension: int, n: int, k: int) -> str:
 
 
 def _about(cell: Cell) -> dict[str, Any]:
-    words: Sequence[str] = cell.column.split()
-    values = dict(zip(words[::2], words[1::2], strict=True))
-    return {"beta": float(values["beta"]), **{k: int(values[k]) for k in ("dimension", "n", "k")}}
+    setting = hoelder.parse(str(cell.flags["data"]))
+    k = round(float(str(cell.flags.get("fraction", 1.0))) * setting.points)
+    return {"beta": setting.beta, "dimension": setting.dimension, "n": setting.points, "k": k}
