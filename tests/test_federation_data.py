@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from corefed.data import classes as naming
 from corefed.data import datasets
-from corefed.data.datasets import Dataset
+from corefed.data.dataset import Dataset
 from corefed.errors import UserError
 from corefed.federation.protocol import Agreement
 from corefed.federation.reading import agreement as agreements

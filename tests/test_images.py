@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corefed.data import load
-from corefed.data.datasets import select
+from corefed.data.dataset import select
 from corefed.data.images import find
 from corefed.data.pictures import UnreadableError, read, square, stretched
 from corefed.errors import UserError

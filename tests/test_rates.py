@@ -52,8 +52,11 @@ def test_the_interval_of_a_slope_covers_as_often_as_it_says() -> None:
 def test_a_ratio_of_errors_is_geometric_and_paired() -> None:
     mine = {"metrics": {"error": {"per_seed": [2.0, 8.0]}}}
     other = {"metrics": {"error": {"per_seed": [1.0, 2.0]}}}  # logarithms apart by log 2 and log 4
-    assert rates_shown.ratio(mine, other).startswith("2.83 (p 0.20")  # t = 3, 1 degree of freedom
-    assert rates_shown.ratio(mine, {}) == "-"
+    found = rates_shown.ratio(mine, other)
+    assert found is not None
+    assert found.value == pytest.approx(8**0.5)
+    assert found.p == pytest.approx(2 / math.pi * math.atan(1 / 3))  # t = 3, 1 degree of freedom
+    assert rates_shown.ratio(mine, {}) is None
 
 
 # --- the plan -------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ from corefed.data import (
     validation,
 )
 from corefed.data.columns import Column
-from corefed.data.datasets import Dataset, load
+from corefed.data.dataset import Dataset
+from corefed.data.datasets import load
 from corefed.data.preparation import Preparation, Scale
 from corefed.data.table import Settings
 from corefed.errors import UserError

@@ -20,7 +20,7 @@ from corefed.errors import UserError
 from corefed.models import mlp
 
 DEFAULT = theory.Setting()
-T, G = DEFAULT.T, DEFAULT.G
+T, G = DEFAULT.parameter_count, DEFAULT.fraktur_g
 
 
 # --- quantities -----------------------------------------------------------------------------------

@@ -47,7 +47,9 @@ def test_the_json_is_what_the_functions_give(tmp_path: Path) -> None:
     )  # fmt: skip
     assert found == json.loads(json.dumps(figures.as_json(setting)))
     sizes = {row["symbol"]: row for row in found["at_sizes"]}
-    assert sizes["epsilon_n^2"]["n_k"] == theory.epsilon_n_squared(100, setting.T, setting.G, 1.5)
+    assert sizes["epsilon_n^2"]["n_k"] == theory.epsilon_n_squared(
+        100, setting.parameter_count, setting.fraktur_g, 1.5
+    )
     assert sizes["lower rate"]["n"] == theory.lower_rate(2000, 2, 3, 2)
     both = {row["symbol"]: row["value"] for row in found["together"] if "value" in row}
     gap = theory.lower_bound_gap(2000, 100, 2, 3, 2)

@@ -180,10 +180,13 @@ def test_turning_point_lies_in_its_bracket(G: float, delta: float) -> None:
 def test_lemma_3_counter_example() -> None:
     """The default numbers: s_0 = 20, L = 1, M = 20, delta = 1.1, n = 5000, n_k = 500."""
     setting = theory.Setting()
-    full, part = (theory.epsilon_n_squared(size, setting.T, setting.G, 1.1) for size in (5000, 500))
+    full, part = (
+        theory.epsilon_n_squared(size, setting.parameter_count, setting.fraktur_g, 1.1)
+        for size in (5000, 500)
+    )
     assert (full, part) == (pytest.approx(100.2, abs=0.05), pytest.approx(444.2, abs=0.05))
-    assert theory.turning_point(setting.G, 1.1) == pytest.approx(10.65, abs=0.01)
-    assert theory.partner(5000, setting.G, 1.1) == pytest.approx(1.286, abs=1e-3)
+    assert theory.turning_point(setting.fraktur_g, 1.1) == pytest.approx(10.65, abs=0.01)
+    assert theory.partner(5000, setting.fraktur_g, 1.1) == pytest.approx(1.286, abs=1e-3)
 
 
 @property_test
@@ -244,7 +247,7 @@ def test_approximation_drift_is_not_negative_as_printed(
 def test_theorem_1_as_printed_has_either_sign() -> None:
     """All constants 1, n = 5000: Im(500) > 0, Im(20) < 0; and C = 2 turns the first around."""
     setting = theory.Setting()
-    rest = (setting.T, setting.G, setting.delta, setting.xi)
+    rest = (setting.parameter_count, setting.fraktur_g, setting.delta, setting.xi)
     at_500, at_20 = (theory.drifts(5000, n_k, *rest) for n_k in (500, 20))
     assert theory.im(at_500, 1) == pytest.approx(173.9, abs=0.1)
     assert theory.im(at_20, 1) == pytest.approx(-504.7, abs=0.1)
@@ -389,7 +392,7 @@ def test_the_table_says_what_the_numbers_say(
         n=n, n_k=n_k, s_0=s_0, L=L, M=M, delta=delta, beta=beta, sigma=sigma, Lambda=1, Omega=1.5
     )
     named = {each.name: each for each in theory.judge(setting)}
-    T, G = setting.T, setting.G
+    T, G = setting.parameter_count, setting.fraktur_g
     assert len(named) == 13
     assert named["Lemma 2"].holds == (n > n_k)
     real = G + math.log(n_k) / 2 >= 0

@@ -16,6 +16,7 @@ from corefed.bayes.likelihood import Categorical, Gaussian, Likelihood
 from corefed.config import MEMORY, OWN, Experiment, Run
 from corefed.data import clients as federation
 from corefed.data import datasets, partition, validation
+from corefed.data.dataset import Dataset
 from corefed.data.table import Settings
 from corefed.errors import UserError
 from corefed.methods import registry
@@ -119,7 +120,7 @@ def load(run: Run, *, download: bool = True) -> federation.FederatedData:
     spec = run.partition or partition.default_for(run.data)
     bound = max(1, run.memory_mb // len(run.seeds))
     many: list[federation.FederatedData] = []
-    dataset: datasets.Dataset | None = None
+    dataset: Dataset | None = None
     for seed in run.seeds:
         if dataset is None or run.data.startswith("synthetic-"):  # drawn anew for each seed
             dataset = pool(run, spec, seed, download=download)
@@ -141,7 +142,7 @@ def load(run: Run, *, download: bool = True) -> federation.FederatedData:
     return data
 
 
-def pool(run: Run, spec: str, seed: int, *, download: bool = True) -> datasets.Dataset:
+def pool(run: Run, spec: str, seed: int, *, download: bool = True) -> Dataset:
     """The points of a run before they are dealt by a partition."""
     natural = spec == "natural"
     reading = Settings(

@@ -23,6 +23,7 @@ from corefed.bayes import elbo, gaussian, regression
 from corefed.bayes.likelihood import Categorical, Gaussian
 from corefed.coreset.shared import SharedBodies
 from corefed.data import datasets
+from corefed.data.dataset import Dataset, check
 from corefed.errors import UserError
 from corefed.rng import Streams, Who
 from corefed.types import ClientData
@@ -214,7 +215,7 @@ def _table(name: str, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Table
     points = torch.from_numpy(np.ascontiguousarray(x, np.float32)).reshape(len(x), -1)
     column = y.reshape(len(y), -1)
     targets = torch.from_numpy(np.ascontiguousarray(column, np.float32))
-    datasets.check(datasets.Dataset(name, points, targets, 0))
+    check(Dataset(name, points, targets, 0))
     values, labels = np.unique(column, return_inverse=True)
     whole = y.dtype.kind in "iub" or len(values) == 2
     if column.shape[1] == 1 and whole and 2 <= len(values) <= MOST_CLASSES:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from corefed.data import scaling
-from corefed.data.datasets import Dataset
+from corefed.data.dataset import Dataset
 from corefed.data.partition import Split
 from corefed.data.preparation import Preparation, Unit
 from corefed.errors import UserError

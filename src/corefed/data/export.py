@@ -15,7 +15,7 @@ from torch import Tensor
 
 from corefed import files
 from corefed.data import scaling
-from corefed.data.datasets import Dataset
+from corefed.data.dataset import Dataset
 from corefed.data.partition import Split
 
 

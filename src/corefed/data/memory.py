@@ -21,7 +21,7 @@ from corefed.config import MEMORY, Run
 from corefed.data import classes as naming
 from corefed.data import clients
 from corefed.data.clients import FederatedData
-from corefed.data.datasets import Dataset
+from corefed.data.dataset import Dataset
 from corefed.data.partition import Split
 from corefed.errors import UserError
 from corefed.federation.reading import local_data

@@ -15,18 +15,16 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from corefed.errors import UserError
-
-if TYPE_CHECKING:
-    from corefed.data.datasets import Dataset
 from corefed.data import classes
+from corefed.data.dataset import Dataset
+from corefed.errors import UserError
 
 Array = npt.NDArray[Any]
 CLIENTS = ("client", "clients", "group", "groups")
@@ -76,8 +74,6 @@ def read(path: Path, memory_mb: int, client: str = "", task: str = "auto") -> Da
     `client` is the array that says whose points they are, where one does; `task` may say that
     whole numbers are to be regressed on.
     """
-    from corefed.data.datasets import Dataset  # which imports this module
-
     with readable(path):
         headers = headers_of(path)
     pairs = _pairs(path, headers)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from corefed.data import dealing
-from corefed.data.datasets import Dataset
+from corefed.data.dataset import Dataset
 from corefed.data.dealing import Indices, Pool
 from corefed.errors import UserError
 

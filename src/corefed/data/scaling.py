@@ -25,7 +25,7 @@ from corefed.data.preparation import Preparation, Scale
 from corefed.errors import UserError
 
 if TYPE_CHECKING:
-    from corefed.data.datasets import Dataset
+    from corefed.data.dataset import Dataset
     from corefed.data.partition import Split
 
 SCALES = ("unit", "standard", "features", "client")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +19,10 @@ from torch import Tensor
 from corefed.data import classes, columns, profile, sources
 from corefed.data.cells import shown
 from corefed.data.columns import Column, Layout
+from corefed.data.dataset import Dataset
 from corefed.data.profile import Profile, Role
 from corefed.data.sources import Numbers, Source
 from corefed.errors import UserError
-
-if TYPE_CHECKING:
-    from corefed.data.datasets import Dataset
 
 MOST_CLIENTS = 1000
 """Each has a model of its own; a column with more values is an identifier or a measurement."""
@@ -47,8 +45,6 @@ class Settings(NamedTuple):
 
 def read(path: Path, settings: Settings, memory_mb: int) -> Dataset:
     """All rows whose target (and client) is known."""
-    from corefed.data.datasets import Dataset
-
     source = sources.find(path, memory_mb)
     roles = _roles(source, settings)
     profiles = profile.of(source, roles)

@@ -10,7 +10,7 @@ from corefed.data.cells import shown
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from corefed.data.datasets import Dataset
+    from corefed.data.dataset import Dataset
     from corefed.data.profile import Profile
 
 SMALL = 50

@@ -23,6 +23,7 @@ from corefed import experiment as building
 from corefed.config import LOCAL, MEMORY
 from corefed.config import Run as Settings
 from corefed.data import datasets, embedding, images, medmnist, partition
+from corefed.data.dataset import Dataset, select
 from corefed.data.fetch import named
 from corefed.data.pictures import ImageSet, UnreadableError
 from corefed.data.preparation import Preparation, Scale
@@ -200,7 +201,7 @@ def _files(settings: Settings) -> Points:
     """Deal the images' numbers as the run dealt their features, which are not needed."""
     found = _image_set(settings)
     numbers = torch.arange(len(found.y))
-    pool = datasets.Dataset(
+    pool = Dataset(
         settings.data,
         numbers.unsqueeze(1),
         torch.from_numpy(found.y),
@@ -214,7 +215,7 @@ def _files(settings: Settings) -> Points:
         held_out = None if pool.held_out is None else pool.held_out[kept]
         pool = pool._replace(x=pool.x[kept], y=pool.y[kept], held_out=held_out)
     if settings.classes:
-        pool = datasets.select(pool, settings.classes)
+        pool = select(pool, settings.classes)
     seed = settings.seeds[0]
     spec = settings.partition or partition.default_for(settings.data)
     dealt = partition.split(spec, pool, settings.clients, seed)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 from rich.console import Console
@@ -27,9 +27,9 @@ from corefed.data.clients import FederatedData
 from corefed.experiment import concrete, load, network
 from corefed.fitted import Fitted
 from corefed.methods import registry
-from corefed.reproduce import results
 from corefed.reproduce.cells import Flags
 from corefed.reproduce.results import Results
+from corefed.reproduce.tables import Options, show
 from corefed.rng import SERVER, Streams, Who, generator
 from corefed.runtime import rounds
 from corefed.types import ClientData
@@ -52,11 +52,6 @@ Measured = dict[str, Any]
 """One newcomer with so many points, one way: data, seed, client, points, row and its metrics."""
 
 
-class Options(TypedDict, total=False):
-    results: Path  # a result file to make the table from, in place of training
-    page: Path  # a page with marks to put the table into
-
-
 def flags(scale: str) -> dict[str, Flags]:
     """Data set -> settings of its federation."""
     quick: Flags = {"rounds": 30, "seeds": (0, 1)}
@@ -71,17 +66,12 @@ def reproduce(
     name: str, scale: str, folder: Path, console: Console, **options: Unpack[Options]
 ) -> None:
     """Write newcomer.json, .md, .html and .png, and a part of a page."""
-    marked = pages.Marked(options["page"], name) if "page" in options else None
-    source = options.get("results", folder / f"{name}.json")
-    if "results" not in options:
-        measured = [
-            line
-            for data, own in flags(scale).items()
-            for line in _study(data, own, folder, console)
-        ]
-        results.write(source, name, scale, gathered(measured))
-    found = results.read(source, name)  # as rounded, so that the page is what the file makes it
-    pages.put(folder, name, lay(found), marked)
+
+    def study() -> Results:
+        measured = (_study(data, own, folder, console) for data, own in flags(scale).items())
+        return gathered([line for lines in measured for line in lines])
+
+    found = show(name, scale, folder, study, lay, options)
     draw(found, folder / f"{name}.png")
 
 

@@ -16,24 +16,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from rich.console import Console
 from rich.progress import track
 
-from corefed import files, pages, record
+from corefed import files, record
 from corefed.data import hoelder
 from corefed.reproduce import (
     cells,
     posterior_errors,
     rates_picture,
     rates_shown,
-    results,
     yardstick,
 )
 from corefed.reproduce.cells import Cell, Flags
 from corefed.reproduce.rates_shown import CORESET, FRACTION, FULL, ONCE, PROCESS, REDRAWN
 from corefed.reproduce.results import Results
+from corefed.reproduce.tables import Options, show
 from corefed.theory.quantities import proof_parameters, width_for
 
 ERRORS = "errors.json"
@@ -68,24 +68,16 @@ CLIENTS, LOCAL_STEPS, RENEWED = 4, 50, 200
 """Clients of a seed, steps of a round, and steps after which a subset is chosen anew."""
 
 
-class Options(TypedDict, total=False):
-    jobs: int  # cells to train side by side
-    results: Path  # a result file to make the tables from, in place of training
-    page: Path  # a page with marks to put the tables into
-
-
 def reproduce(
     name: str, scale: str, folder: Path, console: Console, **options: Unpack[Options]
 ) -> None:
     """Write rates.json, .md, .html and .png, and a part of a page."""
-    marked = pages.Marked(options["page"], name) if "page" in options else None
-    source = options.get("results", folder / f"{name}.json")
-    if "results" not in options:
-        found = _study(SCALES[scale], folder, console, options.get("jobs", 0))
-        results.write(source, name, scale, found)
-    shown = results.read(source, name)  # as rounded, so that the page is what the file makes it
-    pages.put(folder, name, rates_shown.lay(shown), marked)
-    rates_picture.draw(shown, folder / f"{name}.png")
+
+    def study() -> Results:
+        return _study(SCALES[scale], folder, console, options.get("jobs", 0))
+
+    found = show(name, scale, folder, study, rates_shown.lay, options)
+    rates_picture.draw(found, folder / f"{name}.png")
 
 
 def _study(scale: Scale, folder: Path, console: Console, jobs: int) -> Results:

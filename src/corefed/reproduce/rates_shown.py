@@ -24,6 +24,8 @@ SUBSETS = (CORESET, ONCE, REDRAWN)
 PROCESS = "Gaussian process"
 FRACTION = 0.2
 """Of n_k to n where n changes."""
+SURE = 0.05
+"""A difference with a smaller p is counted."""
 
 Problem = tuple[float, int]  # beta, Lambda
 
@@ -160,34 +162,56 @@ def _subsets(found: Results) -> pages.Table:
 
 
 def _against_random(found: Results) -> pages.Table:
-    rows = []
+    rows, told = [], []
     sizes = sorted({r["k"] for p in problems(found) for r in along_k(found, ONCE, p)})
-    for problem in problems(found):
-        mine = {r["k"]: r for r in along_k(found, CORESET, problem)}
-        for row in (ONCE, REDRAWN):
+    for row in (ONCE, REDRAWN):
+        better = worse = 0
+        for problem in problems(found):
+            mine = {r["k"]: r for r in along_k(found, CORESET, problem)}
             theirs = {r["k"]: r for r in along_k(found, row, problem)}
-            cells = [ratio(mine.get(k, {}), theirs.get(k, {})) for k in sizes]
-            rows.append([f"{_called(problem)}: over {row}", *cells])
+            each = [ratio(mine.get(k, {}), theirs.get(k, {})) for k in sizes]
+            rows.append([f"{_called(problem)}: over {row}", *map(_ratio_said, each)])
+            better += sum(one is not None and one.p < SURE and one.value < 1 for one in each)
+            worse += sum(one is not None and one.p < SURE and one.value > 1 for one in each)
+        told.append(f"than the {row}, better in {better} and worse in {worse}")
     columns = ("beta, Lambda", *(f"n_k = {k}" for k in sizes))
     title = (
         "Error of the coreset over that of a random subset of its size (below 1: better), same n"
     )
-    note = "Geometric means over seeds; p of the paired t-test of logarithms, one test a cell."
+    cells = len(problems(found)) * len(sizes)
+    note = (
+        "Geometric means over seeds; p of the paired t-test of logarithms, one test a cell. With "
+        f"p < {SURE:g}, of {cells} cells: {'; '.join(told)}."
+    )
     return pages.Table(title, columns, rows, note)
 
 
-def ratio(mine: Result, other: Result, metric: str = "error") -> str:
-    """The geometric mean over seeds of mine / other, and whether it is 1."""
+class Ratio(NamedTuple):
+    """A geometric mean over seeds, and p of its being 1; NaN of a single seed."""
+
+    value: float
+    p: float
+
+
+def ratio(mine: Result, other: Result, metric: str = "error") -> Ratio | None:
+    """Of mine over other, paired by seed."""
     logs = [np.log(r["metrics"][metric]["per_seed"]) for r in (mine, other) if "metrics" in r]
     if len(logs) < 2:
-        return "-"
-    mean = f"{math.exp(float(np.mean(logs[0] - logs[1]))):.2f}"
+        return None
+    value = math.exp(float(np.mean(logs[0] - logs[1])))
     if len(logs[0]) < 2:
-        return mean
+        return Ratio(value, math.nan)
     from scipy.stats import ttest_rel
 
-    p = float(ttest_rel(*logs).pvalue)
-    return f"{mean} (p {'< 0.001' if p < 0.001 else format(p, '.3f')})"
+    return Ratio(value, float(ttest_rel(*logs).pvalue))
+
+
+def _ratio_said(found: Ratio | None) -> str:
+    if found is None:
+        return "-"
+    if math.isnan(found.p):
+        return f"{found.value:.2f}"
+    return f"{found.value:.2f} (p {'< 0.001' if found.p < 0.001 else format(found.p, '.3f')})"
 
 
 def _thousandths(result: Result | None, metric: str) -> str:
@@ -234,4 +258,17 @@ def _bounds(found: Results) -> pages.Table:
         rows.append([row, *cells])
     columns = ("beta, Lambda", *(_called(problem) for problem in problems(found)))
     title = "Squared Hellinger distance / its bound without unknown constants, same runs"
-    return pages.Table(title, columns, rows)
+    pairs = [
+        pair
+        for result in found.values()
+        if "bound" in result.get("metrics", {})
+        for pair in zip(
+            *(result["metrics"][key]["per_seed"] for key in ("hellinger", "bound")), strict=True
+        )
+    ]
+    held, telling = sum(d <= b for d, b in pairs), sum(b < 1 for _, b in pairs)
+    note = (
+        f"Of all {len(pairs)} runs' seeds, means over clients, the bound held in {held} and is "
+        f"below 1 in {telling}."
+    )
+    return pages.Table(title, columns, rows, note)

@@ -1,4 +1,4 @@
-"""What the three tables share: from cells to results, and from results to files."""
+"""What tables and studies share: from cells to results, and from results to files."""
 
 from __future__ import annotations
 
@@ -35,13 +35,23 @@ def make(
     classes: bool = False,
     **options: Unpack[Options],
 ) -> Results:
-    """Train or read the cells; write NAME.json, NAME.md and NAME.html, and a part of a page."""
-    marked = pages.Marked(options["page"], name) if "page" in options else None
-    if "results" in options:
-        found = results.read(options["results"], name)
-    else:
+    """`show` of cells."""
+
+    def study() -> Results:
         trained = outcomes(cells(), folder, console, options.get("jobs", 0))
-        found = results.of(trained, classes=classes)
-        results.write(folder / f"{name}.json", name, scale, found)
+        return results.of(trained, classes=classes)
+
+    return show(name, scale, folder, study, lay, options)
+
+
+def show(
+    name: str, scale: str, folder: Path, study: Callable[[], Results], lay: Lay, options: Options
+) -> Results:
+    """Run a study, or read its results; write NAME.json, .md and .html, and a part of a page."""
+    marked = pages.Marked(options["page"], name) if "page" in options else None
+    source = options.get("results", folder / f"{name}.json")
+    if "results" not in options:
+        results.write(source, name, scale, study())
+    found = results.read(source, name)  # as rounded, so that the page is what the file makes it
     pages.put(folder, name, lay(found), marked)
     return found

@@ -178,7 +178,7 @@ def as_json(setting: Setting) -> dict[str, Any]:
         "schema": SCHEMA,
         "setting": {
             **asdict(setting),
-            "parameters": setting.T,
+            "parameters": setting.parameter_count,
             "constants": setting.constants._asdict(),
         },
         "at_sizes": [_plain(each, ("n", "n_k")) for each in at_sizes(setting)],
@@ -200,7 +200,14 @@ def _plain(quantity: Quantity, names: tuple[str, ...]) -> dict[str, Any]:
 def _common(
     setting: Setting,
 ) -> tuple[float, float, float, float, float, theorems.Constants]:
-    return setting.T, setting.G, setting.delta, setting.xi, setting.zeta, setting.constants
+    return (
+        setting.parameter_count,
+        setting.fraktur_g,
+        setting.delta,
+        setting.xi,
+        setting.zeta,
+        setting.constants,
+    )
 
 
 def _c_f(setting: Setting) -> float:

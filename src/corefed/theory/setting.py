@@ -48,7 +48,7 @@ class Setting:
     def __post_init__(self) -> None:
         whole_from_one(n=self.n, n_k=self.n_k, s_0=self.s_0, L=self.L, M=self.M, N=self.N)
         ordered(self.n, self.n_k)
-        at_least(1, T=self.T, Lambda=self.Lambda)
+        at_least(1, T=self.parameter_count, Lambda=self.Lambda)
         above(1, delta=self.delta)
         above(0, beta=self.beta, zeta=self.zeta, F=self.F, sigma=self.sigma, Omega=self.Omega)
         above(0, **self.constants._asdict())
@@ -59,21 +59,23 @@ class Setting:
             )
 
     @property
-    def T(self) -> float:  # noqa: N802 - the paper's symbol
-        """Parameters."""
+    def parameter_count(self) -> float:
+        """T: as given, or of the network."""
         if self.parameters is None:
             return quantities.network_parameters(self.s_0, self.L, self.M)
         return self.parameters
 
     @property
-    def G(self) -> float:  # noqa: N802 - the paper's symbol
-        """The constant of Lemma 2."""
-        return float(quantities.fraktur_g(self.T, self.s_0, self.L, self.M))
+    def fraktur_g(self) -> float:
+        """G, the constant of Lemma 2."""
+        return float(quantities.fraktur_g(self.parameter_count, self.s_0, self.L, self.M))
 
     @property
     def xi(self) -> float:
         """Bound of the approximation error."""
-        return float(quantities.xi_bound(self.T, self.beta, self.Lambda, self.constants.C_0))
+        return float(
+            quantities.xi_bound(self.parameter_count, self.beta, self.Lambda, self.constants.C_0)
+        )
 
     @property
     def delta_prime(self) -> float:

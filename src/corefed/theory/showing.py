@@ -233,7 +233,7 @@ def picture(setting: Setting, curves: Curves) -> bytes:
     """Bounds and rates against k, and Im(w, k) in both forms."""
     figure, (errors, im) = report.panels(2)
     figure.suptitle(
-        f"n = {setting.n:,}, T = {setting.T:,.0f}, beta = {setting.beta:g}, "
+        f"n = {setting.n:,}, T = {setting.parameter_count:,.0f}, beta = {setting.beta:g}, "
         f"Lambda = {setting.Lambda:g}; unknown constants as given: shapes, not levels"
     )
     for values, label, style in (

@@ -53,7 +53,7 @@ def judge(setting: Setting) -> list[Statement]:
 def assumption_3(setting: Setting) -> Statement:
     """sigma_n^2 <= Omega^2 and sigma_{n_k}^2 <= Omega^2; the second implies the first."""
     logs = [
-        float(quantities.log_sigma_n_squared(size, setting.T, setting.log_a))
+        float(quantities.log_sigma_n_squared(size, setting.parameter_count, setting.log_a))
         for size in (setting.n, setting.n_k)
     ]
     bound = 2 * math.log(setting.Omega)
@@ -68,8 +68,8 @@ def assumption_3(setting: Setting) -> Statement:
 
 def lemma_2(setting: Setting) -> Statement:
     """n r_n - n_k r_{n_k} = (T/2) log(n / n_k), whatever G is."""
-    drift = setting.T / 2 * math.log(setting.n / setting.n_k)
-    inside = setting.G + math.log(setting.n_k) / 2
+    drift = setting.parameter_count / 2 * math.log(setting.n / setting.n_k)
+    inside = setting.fraktur_g + math.log(setting.n_k) / 2
     because = f"The difference is (T/2) log(n/n_k) = {drift:.4g}."
     if setting.n == setting.n_k:
         because = "It is an equality, since n_k = n."
@@ -84,21 +84,25 @@ def lemma_2(setting: Setting) -> Statement:
 def lemma_3(setting: Setting) -> Statement:
     """epsilon_n^2 rises up to n* and falls from there."""
     first, second = (
-        float(quantities.epsilon_n_squared(size, setting.T, setting.G, setting.delta))
+        float(
+            quantities.epsilon_n_squared(
+                size, setting.parameter_count, setting.fraktur_g, setting.delta
+            )
+        )
         for size in (setting.n, setting.n_k)
     )
-    star = turning_point(setting.G, setting.delta)
+    star = turning_point(setting.fraktur_g, setting.delta)
     if setting.n == setting.n_k:
         because = "It is an equality, since n_k = n."
     elif setting.n <= star:
         because = f"epsilon_n^2 rises up to n* = {star:.4g}, and n is below it."
     else:
-        where = partner(setting.n, setting.G, setting.delta)
+        where = partner(setting.n, setting.fraktur_g, setting.delta)
         because = (
             f"epsilon_n^2 falls from n* = {star:.4g} on: it is {first:.4g} at n and {second:.4g} "
             f"at n_k; the lemma needs n_k < {where:.4g} here."
         )
-    real = setting.G + math.log(setting.n_k) / 2 >= 0
+    real = setting.fraktur_g + math.log(setting.n_k) / 2 >= 0
     if not real:
         because = "epsilon_{n_k} is no real number, since G + log(n_k)/2 is negative."
     return Statement("Lemma 3", "epsilon_n^2 > epsilon_{n_k}^2", real and first > second, because)
@@ -106,7 +110,14 @@ def lemma_3(setting: Setting) -> Statement:
 
 def theorem_1(setting: Setting) -> list[Statement]:
     """As printed, with the lost 1/n, and as a statement on errors."""
-    arguments = (setting.n, setting.n_k, setting.T, setting.G, setting.delta, setting.xi)
+    arguments = (
+        setting.n,
+        setting.n_k,
+        setting.parameter_count,
+        setting.fraktur_g,
+        setting.delta,
+        setting.xi,
+    )
     printed = theorems.drifts(*arguments)
     per_point = theorems.drifts_per_point(*arguments)
     im = float(theorems.im(printed, setting.zeta, setting.constants))
@@ -145,8 +156,8 @@ def theorem_2(setting: Setting) -> list[Statement]:
     bound = float(
         theorems.error_bound(
             setting.n_k,
-            setting.T,
-            setting.G,
+            setting.parameter_count,
+            setting.fraktur_g,
             setting.delta,
             setting.xi,
             setting.zeta,

@@ -22,7 +22,7 @@ from torch import Tensor
 from corefed import rng
 from corefed.data import classes as naming
 from corefed.data import datasets, npz
-from corefed.data.datasets import Dataset
+from corefed.data.dataset import Dataset, check
 from corefed.errors import UserError
 from corefed.federation import digest
 from corefed.federation.protocol import Agreement
@@ -82,7 +82,7 @@ def read(
     if not 0 <= test_fraction < 1:
         raise UserError(f"test_fraction is {test_fraction}; it must be at least 0 and below 1.")
     dataset = _load(spec, target, embedding, bad_images, memory_mb)
-    datasets.check(dataset)
+    check(dataset)
     dataset = _renamed(dataset, classes)
     test = dataset.held_out
     if test is None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from corefed.data import cells as text
 from corefed.data import classes
 from corefed.data.cells import BLOCK, MISSING, is_number
-from corefed.data.datasets import Dataset
+from corefed.data.dataset import Dataset
 from corefed.errors import UserError
 
 PER_ROW, PER_NUMBER = 100, 8
