@@ -61,7 +61,7 @@ def test_the_json_is_what_the_functions_give(tmp_path: Path) -> None:
 def test_parameters_of_the_proof_or_a_number() -> None:
     values = {"n": 10000, "beta": 1.0, "Lambda": 2.0}
     for given, expected in (("proof", 300.0), ("77", 77.0), ("network", 441)):
-        assert pytest.approx(expected) == showing.read(values, given, ["C_1=3"]).T
+        assert pytest.approx(expected) == showing.read(values, given, ["C_1=3"]).parameter_count
 
 
 @pytest.mark.parametrize(
