@@ -3,7 +3,7 @@
 `runtime`: the vmap runtime on the same work as two loops over clients: our own loop runtime, which
 has the same closed-form gradients and fused updates, and the textbook's (autograd, torch.optim).
 `coreset`: a round of coreset-pfedbayes, selection included and amortised, against full data.
-`solvers`, `million`, `submodular` and `review` are in `bench_solvers.py` and so on.
+`solvers`, `selectors`, `million` and so on are in `bench_solvers.py` and so on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from corefed import bench_million, bench_review, bench_solvers, bench_submodular, models
+from corefed import (
+    bench_million,
+    bench_review,
+    bench_selectors,
+    bench_solvers,
+    bench_submodular,
+    models,
+)
 from corefed.batches import batches, noises
 from corefed.bayes import elbo, gaussian
 from corefed.bayes.likelihood import Categorical
@@ -65,6 +72,8 @@ def main(
     out: Path | None = None,
     scale: str = "paper",
     page: Path | None = None,
+    jobs: int | None = None,
+    results: Path | None = None,
 ) -> None:
     """Run one benchmark, print its table, and with `out` write its figures as JSON."""
     benchmarks: dict[str, Callable[[torch.device], list[dict[str, Any]]]] = {
@@ -74,11 +83,19 @@ def main(
         "submodular": lambda device: bench_submodular.submodular(device, scale),
         "review": lambda device: bench_review.review(device, scale, out),
     }
-    known = [*benchmarks, "solvers"]
+    known = [*benchmarks, "solvers", "selectors"]
     if name not in known:
         raise UserError(f"There is no benchmark {name!r}; there are {', '.join(known)}.")
-    if page is not None and name != "solvers":
-        raise UserError(f"--page is for bench solvers; {name} prints its table.")
+    if page is not None and name not in ("solvers", "selectors"):
+        raise UserError(f"--page is for bench solvers and selectors; {name} prints its table.")
+    if name == "selectors":
+        folder = out or Path("runs") / f"bench-selectors-{scale}"
+        err = Console(stderr=True)
+        bench_selectors.main(scale, folder, err, device, page=page, jobs=jobs or 0, source=results)
+        return
+    for flag, value in (("jobs", jobs), ("from", results)):
+        if value is not None:
+            raise UserError(f"--{flag} is for bench selectors; {name} does not take it.")
     where = device_for(device)
     if name == "solvers":
         folder = out or Path("runs") / f"bench-solvers-{where.type}-{scale}"

@@ -259,12 +259,19 @@ def summarise(
             "seconds_per_round": seconds / max(1, len(lines)),
             "evaluate_seconds": sum(line.get("evaluate_seconds", 0.0) for line in lines),
             "examples_processed": sum(sum(line["examples"]) for line in lines),
+            **_selection_cost(lines),
             "bytes_up": sum(sum(line["bytes_up"]) for line in lines),
             "bytes_down": sum(sum(line["bytes_down"]) for line in lines),
             "peak_memory_mb": max((line["peak_memory_mb"] for line in lines), default=0.0),
         },
         "environment": dict(environment),
     }
+
+
+def _selection_cost(lines: Sequence[Line]) -> dict[str, float]:
+    """Points that went forward in choosing coresets, where the method counts them."""
+    counted = [sum(line["selection_examples"]) for line in lines if "selection_examples" in line]
+    return {"selection_examples": sum(counted)} if counted else {}
 
 
 def over_seeds(each: Sequence[float]) -> dict[str, Any]:

@@ -40,6 +40,8 @@ coreset: what a round on coresets costs beside one on all data.
 
 solvers: the coreset solvers compared, quality and time.
 
+selectors: ways to choose a coreset compared by training on it; paper is hours on a GPU.
+
 million: a coreset of a million points, time and memory.
 
 submodular: greedy selection, beside submodlib where it is installed.
@@ -102,12 +104,24 @@ def bench(
         str, typer.Option(help="Of all but runtime and coreset: quick or paper.")
     ] = "paper",
     page: Annotated[
-        Path | None, typer.Option(help="Of solvers: a Markdown page to put the tables into.")
+        Path | None,
+        typer.Option(help="Of solvers and selectors: a Markdown page to put the tables into."),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Of selectors: runs side by side; as suits the machine if not given."),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="Of selectors: show this result file, train nothing."),
     ] = None,
 ) -> None:
     """Measure speed, memory and quality on this machine."""
     _check_scale(scale)
-    import_module("corefed.bench").main(name, device=device, out=out, scale=scale, page=page)
+    _check_jobs(jobs)
+    import_module("corefed.bench").main(
+        name, device=device, out=out, scale=scale, page=page, jobs=jobs, results=source
+    )
 
 
 def reproduce(
@@ -150,8 +164,7 @@ def reproduce(
     A command that was stopped goes on where it was.
     """
     _check_scale(scale)
-    if jobs is not None and jobs < 1:
-        raise UserError(f"--jobs is {jobs}; it must be at least 1.")
+    _check_jobs(jobs)
     import_module("corefed.reproduce").main(
         name, scale, out, jobs=jobs, results=source, page=page, data=data, postcodes=postcodes
     )
@@ -160,3 +173,8 @@ def reproduce(
 def _check_scale(scale: str) -> None:
     if scale not in ("quick", "paper"):
         raise UserError(f"scale is {scale!r}; it must be 'quick' or 'paper'.")
+
+
+def _check_jobs(jobs: int | None) -> None:
+    if jobs is not None and jobs < 1:
+        raise UserError(f"--jobs is {jobs}; it must be at least 1.")

@@ -37,7 +37,6 @@ def log_likelihoods(
     feature_draws: int = 0,
 ) -> Tensor:
     """log p_{theta_s}(D_j): [C, n, S]. `feature_draws` 0 draws all of theta S times."""
-    clients, n = data.weight.shape
     if model.head is None or feature_draws == 0 or feature_draws >= draws:
         block = max(1, BLOCK // model.size)
         parts = []
@@ -46,11 +45,26 @@ def log_likelihoods(
             theta = gaussian.sample(pi, noise)
             parts.append(model.log_likelihood(theta, data.x, data.y).mT)
         return torch.cat(parts, 2)
-    head = model.head
-    groups = feature_draws
+    theta = gaussian.sample(pi, streams.normal(purpose, feature_draws, model.size))
+    features = model.head.features(theta, data.x)
+    return with_heads(model, pi, data, theta, features, draws, streams, purpose)
+
+
+def with_heads(
+    model: Model,
+    pi: Tensor,
+    data: ClientData,
+    theta: Tensor,
+    features: Tensor,
+    draws: int,
+    streams: Streams,
+    purpose: str,
+) -> Tensor:
+    """[C, n, S] where F draws theta [C, F, P] have these features [C, F, n, h] below the head, and
+    share them between S / F draws each of the head."""
+    head, (clients, n), groups = model.head, data.weight.shape, theta.shape[1]
+    assert head is not None
     each = -(-draws // groups)
-    theta = gaussian.sample(pi, streams.normal(purpose, groups, model.size))
-    features = head.features(theta, data.x)  # [C, F, n, h]
     span = slice(head.weight.start, head.bias.stop)
     heads = gaussian.sample(
         pi[..., span], streams.normal(purpose + "/head", groups * each, span.stop - span.start)

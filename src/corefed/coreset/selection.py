@@ -91,12 +91,16 @@ def solve(
     iterations: int,
     shrink: float,
     generators: Sequence[torch.Generator] = (),
+    plain: Tensor | None = None,
 ) -> Tensor:
-    """Weights [C, n] by a solver, then refitted towards n/k if `shrink` > 0 and it is a fit."""
+    """Weights [C, n] by a solver, then refitted towards n/k if `shrink` > 0 and it is a fit.
+
+    `plain` is n/k where `mask` is not all of a client's points.
+    """
     posed = problem(g, k, mask, y)
     w = solvers.get(solver)(posed, iterations=iterations, generators=generators).w
     if shrink > 0 and solvers.SOLVERS[solver].refit:
-        w = refit.refit(posed, w > 0, mask.sum(-1) / k, shrink)
+        w = refit.refit(posed, w > 0, mask.sum(-1) / k if plain is None else plain, shrink)
     everything = (k >= mask.sum(-1)).unsqueeze(-1)  # k = n: the coreset is the data
     return torch.where(everything, mask.to(w.dtype), w)
 

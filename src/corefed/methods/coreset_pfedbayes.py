@@ -1,19 +1,18 @@
 """CoreSet-PFedBayes (Chanda, Modi, Ramakrishnan, ICLR 2024): Algorithm 1.
 
 PFedBayes in which each client trains on its Bayesian coreset: at most k = ceil(fraction n) points
-with weights w, chosen by a solver (Algorithm 2 is `coreset/aiht.py`) so that the weighted
-log-likelihood stands in for that of all its data under its own posterior (Eqs. 3, 4 and 8).
+with weights w, so that the weighted log-likelihood stands in for that of all its data.
 
-Preset `fast` (default): no full-data branch. A client chooses its coreset anew when it has gone
-stale, and keeps it otherwise. The rule, at every check (each `check_every` local steps):
+Preset `fast` (default): no full-data branch; a `selector` chooses the coreset (`selectors/`, by
+default `calibrated.py`), and `renewal.py` says when it is chosen anew.
 
-    refresh  every `refresh_every` local steps, so that no coreset gets older than that, and
-             if its error on fresh draws exceeds `stale` times what a uniform subset of the same
-             size would have on them in expectation.
+Preset `matching`: the same with the paper's selector, Eq. 4 solved by A-IHT, on widened posteriors,
+and with a check of the coreset on fresh draws.
 
-Preset `paper`: Algorithm 1 to the letter. In each round both branches, q on all data and q_w on the
-coreset, are trained from the same start with the same draws, w from 0, and A-IHT solves Eq. 8
-again, until its objective settles. It costs more than training on all data.
+Preset `paper`: Algorithm 1 to the letter (Eqs. 3, 4 and 8). In each round both branches, q on all
+data and q_w on the coreset, are trained from the same start with the same draws, w from 0, and
+A-IHT (Algorithm 2, `coreset/aiht.py`) solves Eq. 8 again, until its objective settles. It costs
+more than training on all data.
 
 `algorithm_1` at the end is the paper's loop in the plainest code; a test holds this method to it.
 """
@@ -29,49 +28,86 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from corefed import selectors
 from corefed.batches import batches, noises
 from corefed.bayes import elbo, gaussian
 from corefed.coreset import selection
 from corefed.coreset.kl_rows import kl_rows
+from corefed.errors import UserError
 from corefed.methods import pfedbayes
 from corefed.methods.random_subset import uniform
 from corefed.methods.subset import subset_size
 from corefed.models import Model
 from corefed.rng import SERVER, Streams, Who
+from corefed.selectors import frame, renewal, sketches
+from corefed.selectors.matching import THRESHOLDING
 from corefed.types import Batch, ClientData, Method, Tree, Work
 
 
 @dataclass(frozen=True)
 class Config(pfedbayes.Config):
-    """Settings of CoreSet-PFedBayes, beside those of PFedBayes."""
+    """Settings of CoreSet-PFedBayes, beside those of PFedBayes. `docs/selectors.md` has the
+    measurements behind the defaults of the selector."""
 
-    preset: Literal["fast", "paper"] = "fast"
-    """`fast`: refresh by need, train on the coreset alone. `paper`: Algorithm 1 to the letter."""
+    preset: Literal["fast", "matching", "paper"] = "fast"
+    """`fast`: train on the coreset alone, chosen by `selector`. `matching`: the same with the
+    paper's selector. `paper`: Algorithm 1 to the letter."""
     fraction: float = 0.1
     """Size of a client's coreset: k = ceil(fraction n)."""
+    selector: Literal[
+        "calibrated", "matching", "craig", "gradmatch", "herding", "k-centre", "loss",
+        "gradient-norm", "leverage", "random",
+    ] = "calibrated"  # fmt: skip
+    """How the coreset is chosen (not of preset paper); `docs/selectors.md` compares them."""
+    around: frame.Around = "posterior"
+    """Where pi-hat is drawn: around the client's posterior, also ahead on its path since the last
+    choice, or around the global model."""
+    widths: tuple[float, ...] = (1.0,)
+    """pi-hat has sigma times these; a block of draws each, stacked."""
+    match: frame.Match = "potentials"
+    """What is matched: potentials (Eq. 4), or gradients of the last layer."""
     draws: int = 0
-    """Draws from pi-hat in a selection (S of Eq. 4); 0 takes 2k, and at least 200."""
-    feature_draws: int = 16
+    """Draws from pi-hat in a selection (S of Eq. 4); 0 takes 64 to calibrate on, and of a solver,
+    which fits them freely, 2k and at least 200."""
+    feature_draws: int = 2
     """Draws of the layers below the last that the S draws share; 0 draws every layer S times."""
-    widths: tuple[float, ...] = (1.0, 4.0)
-    """pi-hat is the posterior with its sigma times these; potentials of all are stacked."""
+    score: frame.Score = "gradient"
+    """What a point's chance to be taken follows (selector calibrated): the norm of its last-layer
+    gradient, of its potentials, its loss, or nothing."""
+    floor: float = 0.3
+    """Part of the chances that is even; no weight is drawn above n / (k floor)."""
+    in_turn: bool = True
+    """Points that were not taken are owed their turn; else each choice is drawn independently."""
+    balance: bool = True
+    """Turns are kept by class as well, so that each class has its share of every choice."""
+    shrink: float = 0.1
+    """Ridge that pulls weights towards those of the drawing, of a solver towards n/k; 0: none."""
+    bound: float = 4.0
+    """Factor by which calibration may change a weight, at most."""
     solver: Literal[
         "exchange", "omp", "omp-block", "aiht-2", "aiht", "iht", "giga", "frank-wolfe",
         "uniform", "uniform-refit",
     ] = "aiht-2"  # fmt: skip
-    """How the coreset is solved for; `docs/coresets.md` compares them."""
+    """How Eq. 4 is solved (selector matching); `docs/coresets.md` compares them."""
     max_iterations: int = 0
     """Iterations of the solver, at most; 0 takes 100 of hard thresholding, else its own bound."""
-    shrink: float = 0.01
-    """Ridge of the refit that pulls weights towards n/k, relative to the potentials; 0: none."""
-    refresh_every: int = 100
-    """Local steps after which a coreset is chosen anew in any case (preset fast)."""
-    check_every: int = 50
-    """Local steps between checks of the coreset on fresh draws (preset fast)."""
+    pool: float = 1.0
+    """Part of the points, taken in turn, that a solver may choose among (selector matching)."""
+    refresh_every: int = 0
+    """Local steps after which a coreset is chosen anew; 0 lets `budget` decide."""
+    budget: float = 0.5
+    """What choosing may cost, as a part of training on all data; the coreset is renewed as often as
+    that allows, after a multiple of 20 steps."""
+    moved: float = 0.0
+    """Choose anew when the posterior's mean has moved by this many of its standard deviations since
+    the last choice, on average; 0: whatever it does."""
+    stale: float = 0.0
+    """Choose anew when the coreset's error on fresh draws exceeds this part of a uniform subset's,
+    and give up weights that are worse than uniform ones; 0: whatever it is."""
+    check_every: int = 200
+    """Local steps between looks at that error."""
     check_draws: int = 64
-    """Fresh draws of a check."""
-    stale: float = 0.5
-    """A coreset is stale when its error exceeds this part of a uniform subset's (preset fast)."""
+    """Fresh draws of such a look."""
     kl_weight: float = 0.0
     """Weight of KL(q_w || q) in the coreset objective, Eq. 8 (preset paper)."""
     kl_rows: int = 16
@@ -84,16 +120,25 @@ class Config(pfedbayes.Config):
     """Memory bound of a selection; draws are reduced to fit it."""
 
 
-THRESHOLDING = {"aiht-2": 100, "aiht": 100, "iht": 100}
-"""Iterations in a federation; 300, their own bound, trained no better (docs/coresets.md)."""
 SETTLED = 1e-3
 """Relative change of Eq. 8's objective at which preset paper stops solving anew."""
 
 PRESETS: dict[str, dict[str, object]] = {
     "fast": {},
+    "matching": {
+        "selector": "matching",
+        "widths": (1.0, 4.0),
+        "feature_draws": 16,
+        "shrink": 0.01,
+        "refresh_every": 100,
+        "stale": 0.5,
+        "check_every": 50,
+    },
     "paper": {
         "zeta": 10.0,
+        "selector": "matching",
         "widths": (1.0,),
+        "feature_draws": 16,
         "solver": "aiht",
         "max_iterations": 300,
         "shrink": 0.0,
@@ -102,22 +147,40 @@ PRESETS: dict[str, dict[str, object]] = {
 }
 
 
-check = pfedbayes.check
+def check(config: Config) -> None:
+    """Beside the values of PFedBayes: what the selector needs of others."""
+    pfedbayes.check(config)
+    if config.refresh_every == 0 and config.budget == 0:
+        raise UserError("refresh_every and budget are both 0: give one of them a value.")
 
 
 def build(config: Config, model: Model) -> Method:
     base = pfedbayes.build(config, model)
+    settings = settings_of(config)
+    choose = selectors.get(config.selector)
+    cost = renewal.cost(config.selector, model, settings)
+    rule = renewal.Rule(
+        config.refresh_every, config.budget, config.moved, config.stale, config.check_every,
+        sketches.passes(model, settings),
+    )  # fmt: skip
+    of_look = settings._replace(draws=config.check_draws, feature_draws=check_features(config))
+    look_cost = sketches.passes(model, of_look._replace(around="posterior"))
+    keep = config.moved > 0 or config.around == "path"
 
     def init_client(broadcast: Tree, data: ClientData) -> Tree:
+        own = base.init_client(broadcast, data)
         never = torch.full_like(data.weight[:, 0], -1.0)
         return {
-            **base.init_client(broadcast, data),
+            **own,
             "weight": torch.zeros_like(data.weight),
-            "age": never,  # local steps since the last refresh by age; -1: there is no coreset
+            "owed": torch.zeros_like(data.weight),  # what the selector remembers of each point
+            "age": never,  # local steps since the coreset was due; -1: there is none
             "checked": never.clone(),  # local steps since it was last judged
             "held_out_error": torch.full_like(never, torch.nan),
             "over_uniform": torch.full_like(never, torch.nan),
             "refreshes": torch.zeros_like(never),
+            "looked": torch.zeros_like(never),  # forward passes of points in choosing and judging
+            **({"before": own["q"].clone()} if keep else {}),
         }
 
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
@@ -126,34 +189,62 @@ def build(config: Config, model: Model) -> Method:
         return base.step(working, batch, noise)
 
     def select(working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
-        """Refresh by need: judge the coresets that are due, choose anew for the stale ones."""
-        whole = subset_size(data.size, config.fraction) >= data.size  # the coreset is the data
-        young = (working["age"] >= 0) & (working["age"] < config.refresh_every)
-        to_check = young & (working["checked"] >= config.check_every) & ~whole
-        stale = ~young & ~whole
-        for rows, _ in _groups(config, to_check, data):
-            part, q = _rows(data, rows), working["q"][rows]
-            w = working["weight"][rows, : part.weight.shape[1]]
-            quality = quality_of(config, model, q, w, part, streams.subset(rows))
-            stale[rows] |= quality.over_uniform > config.stale
-            _store(working, rows, quality, quality.over_uniform)
-        for rows, draws in _groups(config, stale, data):
-            part, q = _rows(data, rows), working["q"][rows]
-            mine = streams.subset(rows)
-            w = choose(config, model, q, part, mine, draws)
-            quality = quality_of(config, model, q, w, part, mine)
-            worse = quality.error > quality.uniform
-            plain = uniform(part, config.fraction, mine)
-            _put(working, rows, torch.where(worse.unsqueeze(-1), plain, w))
-            _store(working, rows, quality, quality.over_uniform.masked_fill(worse, 1.0))
+        """Choose anew for the clients that are due, and look how good coresets are."""
+        k = subset_size(data.size, config.fraction)
+        whole = k >= data.size  # the coreset is the data
+        age = working["age"]
+        old = (age < 0) | (age >= renewal.interval(rule, data.size, work, config.monte_carlo))
+        due = (old | renewal.has_moved(rule, working)) & ~whole
+        look_due = (age < 0) | (working["checked"] >= config.check_every)
+        if config.stale > 0:
+            checked = look_due & ~due & ~whole
+            quality = judge(working, data, k, streams, checked)
+            due |= checked & (quality.over_uniform > config.stale)
+        rows = due.nonzero().squeeze(-1).tolist()
+        if rows:
+            part = ClientData(*(field[rows] for field in data))
+            before = working["before"][rows] if keep else None
+            look = frame.Look(
+                model, working["q"][rows], working["z"][rows], part, k[rows],
+                working["owed"][rows], streams.subset(rows), settings, before,
+            )  # fmt: skip
+            working["weight"][rows], working["owed"][rows] = choose(look)
             working["refreshes"][rows] += 1
+            working["looked"][rows] += cost * part.size
+            if keep:
+                working["before"][rows] = working["q"][rows]
+        judged = due & (look_due | (config.stale > 0))
+        quality = judge(working, data, k, streams, judged)
+        worse = judged & (quality.error > quality.uniform) & (config.stale > 0)
+        if bool(worse.any()):
+            plain = uniform(data, config.fraction, streams)
+            working["weight"] = torch.where(worse.unsqueeze(-1), plain, working["weight"])
+            working["over_uniform"] = working["over_uniform"].masked_fill(worse, 1.0)
         working["weight"] = torch.where(whole.unsqueeze(-1), data.weight, working["weight"])
         for figure in ("held_out_error", "over_uniform"):
             working[figure] = working[figure].masked_fill(whole, 0.0)
-        # An early refresh leaves the schedule as it is, so that clients stay in step and a GPU
-        # solves for all of them at once; no coreset gets older than the bound.
-        working["age"] = working["age"].masked_fill(~young, 0.0)
+        # An early choice leaves the schedule as it is, so that clients stay in step and a GPU
+        # chooses for all of them at once; no coreset gets older than the bound.
+        working["age"] = working["age"].masked_fill(old | whole, 0.0)
         return working
+
+    def judge(
+        working: Tree, data: ClientData, k: Tensor, streams: Streams, due: Tensor
+    ) -> selection.Quality:
+        """How well coresets stand in for all data on fresh draws; NaN for clients not due."""
+        found = selection.Quality(*(torch.full_like(working["age"], torch.nan) for _ in range(2)))
+        for rows, _ in selection.groups(due, data, k, config.check_draws, config.selection_mb):
+            part, w = _rows(data, rows), working["weight"][rows]
+            quality = quality_of(
+                config, model, working["q"][rows], w[:, : part.weight.shape[1]], part,
+                streams.subset(rows),
+            )  # fmt: skip
+            found.error[rows], found.uniform[rows] = quality
+        working["held_out_error"] = torch.where(due, found.error, working["held_out_error"])
+        working["over_uniform"] = torch.where(due, found.over_uniform, working["over_uniform"])
+        working["checked"] = working["checked"].masked_fill(due, 0.0)
+        working["looked"] = working["looked"] + look_cost * due * data.size
+        return found
 
     def select_as_printed(
         working: Tree, data: ClientData, streams: Streams, work: Work
@@ -164,12 +255,14 @@ def build(config: Config, model: Model) -> Method:
             own = {name: value[rows] for name, value in working.items()}
             w = coreset_opt_update(config, model, base, own, part, mine, work, draws)
             quality = quality_of(config, model, own["q"], w, part, mine)
-            _put(working, rows, w)
-            _store(working, rows, quality, quality.over_uniform)
+            n = w.shape[1]
+            working["weight"][rows] = F.pad(w, (0, working["weight"].shape[1] - n))
+            working["held_out_error"][rows] = quality.error
+            working["over_uniform"][rows] = quality.over_uniform
         working["refreshes"] += 1
         return working
 
-    fast = config.preset == "fast"
+    fast = config.preset != "paper"
     return base._replace(
         name="coreset-pfedbayes",
         init_client=init_client,
@@ -182,25 +275,41 @@ def build(config: Config, model: Model) -> Method:
             "size": (private["weight"] > 0).sum(-1),
             "refreshes": private["refreshes"],
         },
-        select_every=min(config.check_every, config.refresh_every) if fast else 0,
+        select_every=rule.every if fast else 0,
     )
 
 
-def choose(
-    config: Config, model: Model, q: Tensor, data: ClientData, streams: Streams, draws: int
-) -> Tensor:
-    """A coreset for each client from draws around its posterior q: weights [C, n] (Eqs. 3, 4)."""
-    mask = data.weight > 0
-    k = subset_size(data.size, config.fraction)
-    g = selection.stacked_potentials(model, q, data, _sketch(config, draws), streams, "coreset")
-    return _solve(config, g, g.sum(1), k, mask, streams)
+def settings_of(config: Config) -> frame.Settings:
+    """Those of the method's settings that a selector takes."""
+    return frame.Settings(
+        around=config.around,
+        widths=config.widths,
+        match=config.match,
+        draws=config.draws,
+        feature_draws=config.feature_draws,
+        score=config.score,
+        floor=config.floor,
+        in_turn=config.in_turn,
+        balance=config.balance,
+        shrink=config.shrink,
+        bound=config.bound,
+        solver=config.solver,
+        iterations=config.max_iterations,
+        pool=config.pool,
+        memory_mb=config.selection_mb,
+    )
+
+
+def check_features(config: Config) -> int:
+    """Draws of the lower layers that a look at the error shares; fewer than a choice."""
+    return -(-config.feature_draws // 2)
 
 
 def quality_of(
     config: Config, model: Model, q: Tensor, w: Tensor, data: ClientData, streams: Streams
 ) -> selection.Quality:
     """How well w stands in for all data on fresh draws around q."""
-    sketch = selection.Sketch(config.widths, config.check_draws, -(-config.feature_draws // 2))
+    sketch = selection.Sketch(config.widths, config.check_draws, check_features(config))
     g = selection.stacked_potentials(model, q, data, sketch, streams, "check")
     return selection.judge(g, w, subset_size(data.size, config.fraction), data.weight > 0)
 
@@ -304,16 +413,6 @@ def _rows(data: ClientData, rows: list[int]) -> ClientData:
     """
     n = int((data.weight[rows] > 0).any(0).nonzero().max()) + 1  # padding comes last
     return ClientData(*(field[rows][:, :n] for field in data))
-
-
-def _put(working: Tree, rows: list[int], w: Tensor) -> None:
-    working["weight"][rows] = F.pad(w, (0, working["weight"].shape[1] - w.shape[1]))
-
-
-def _store(working: Tree, rows: list[int], quality: selection.Quality, ratio: Tensor) -> None:
-    working["held_out_error"][rows] = quality.error
-    working["over_uniform"][rows] = ratio
-    working["checked"][rows] = 0.0
 
 
 def algorithm_1(

@@ -97,6 +97,7 @@ def _round(setup: Setup, servers: list[Tree], t: int) -> tuple[Line, list[Tree]]
     run, method, clients = setup.experiment.run, setup.method, setup.clients
     began = time.perf_counter()
     cohorts = [rng.choose(seed, t, run.clients, run.cohort or run.clients) for seed in run.seeds]
+    looked = _looked(clients.private, len(run.seeds))
     updates, loss, examples = clients.train(t, servers, cohorts)
     sent = [sent_of(method, server) for server in servers]
     down = [_bytes(tree) * len(cohort) for tree, cohort in zip(sent, cohorts, strict=True)]
@@ -111,6 +112,11 @@ def _round(setup: Setup, servers: list[Tree], t: int) -> tuple[Line, list[Tree]]
         "seconds": _since(began, run.device),
         "coreset": figures_of(method.report(clients.private), len(run.seeds)),
     }
+    if looked:
+        line["selection_examples"] = [
+            now - before
+            for now, before in zip(_looked(clients.private, len(run.seeds)), looked, strict=True)
+        ]
     if due(run, t):
         began = time.perf_counter()
         data = setup.data
@@ -168,6 +174,12 @@ def sent_of(method: Method, server: Tree) -> Tree:
     """What of the server's state goes to a client."""
     names = server if method.downlink is None else method.downlink
     return {name: server[name] for name in names}
+
+
+def _looked(private: Tree, runs: int) -> list[float]:
+    """By run, points that went forward in choosing subsets so far; empty where none are counted."""
+    total = private.get("looked")
+    return [] if total is None else total.double().view(runs, -1).sum(-1).tolist()
 
 
 def _bytes(tree: Tree) -> int:

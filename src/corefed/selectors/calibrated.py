@@ -1,0 +1,130 @@
+"""The default: points drawn by importance, each in its turn, with weights calibrated to all data.
+
+1. Draw. Point j is taken with probability pi_j, a mixture of an even part (`floor`) and one in
+   proportion to its score, the norm of its last-layer gradient under the posterior; with weight
+   1 / pi_j the coreset's log-likelihood is unbiased for that of all data, wherever training goes.
+2. In turn. What a point is owed, sum_t pi_j(t) less the times it was taken, is remembered, and so
+   is what its class is owed; classes that are owed most come first, and in each of them the points
+   that are. Over many choices each is taken as often as its pi says, and as evenly in time as can
+   be, where independent draws leave some points out for long, and small ones whole classes.
+3. Calibrate. The weights move as little as need be for the coreset to match all data on the
+   potentials g_j at S draws of pi-hat (`sketches.py`; y = sum_j g_j):
+
+       minimise || y - sum_j w_j g_j ||^2 + lambda sum_j (w_j - 1 / pi_j)^2 pi_j,
+
+   within a factor `bound` of 1 / pi_j. lambda is `shrink` times the mean of ||g_j||^2 / pi_j. In
+   survey statistics this is a ridge-calibrated estimator (Deville and Sarndal 1992; Rao and Singh
+   1997): what the potentials explain of the data is matched, and what they do not explain keeps the
+   unbiased weights.
+
+A solver of Eq. 4 (`matching.py`) fits the same potentials more closely, and is right only as long
+as the posterior stays where they were drawn. This one is right in expectation anywhere.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from corefed.bayes.likelihood import Categorical
+from corefed.rng import Streams
+from corefed.selectors import gradients, sampling
+from corefed.selectors.frame import Choice, Look
+from corefed.selectors.sketches import Sketch, sketch
+
+
+def select(look: Look) -> Choice:
+    settings = look.settings
+    seen = sketch(look)
+    pi = sampling.inclusion(_scores(look, seen), look.mask, look.k, settings.floor)
+    if settings.in_turn:
+        by_class = settings.balance and isinstance(look.model.likelihood, Categorical)
+        group = look.data.y if by_class else torch.zeros_like(look.mask, dtype=torch.int64)
+        chosen, memory = in_turn(pi, look.k, look.mask, group, look.memory, look.streams)
+    else:
+        chosen = sampling.draw(pi, look.k, look.mask, look.streams, "calibrated")
+        memory = look.memory
+    drawn = torch.where(chosen, pi.clamp_min(torch.finfo(pi.dtype).tiny).reciprocal(), 0.0)
+    weight = calibrated(seen.g, drawn, settings.shrink, settings.bound)
+    return Choice(weight.to(look.data.weight.dtype), memory)
+
+
+def _scores(look: Look, seen: Sketch) -> Tensor:
+    match look.settings.score:
+        case "gradient":
+            return seen.norms
+        case "potential":
+            return seen.g.square().sum(-1).sqrt_()
+        case "loss":
+            return gradients.losses(look, 1)
+        case "none":
+            return look.mask.to(seen.g.dtype)
+
+
+def in_turn(
+    pi: Tensor, k: Tensor, mask: Tensor, group: Tensor, owed: Tensor, streams: Streams
+) -> tuple[Tensor, Tensor]:
+    """Whose turn it is, [C, n] bool, k of each client, and what each point is owed then.
+
+    Debts begin evenly spread over [0, 1) in each group [C, n] of points, in random order: a group's
+    sum is half its size then, and what it is owed later is what exceeds that. After T choices point
+    j has been taken sum_t pi_j(t) times, and its group as often as its points together, but for a
+    debt of order 1.
+    """
+    group = torch.where(mask, group, int(group.max()) + 1)  # padding is a group of its own
+    members = torch.nn.functional.one_hot(group).double()  # [C, n, groups]
+    fresh = (owed == 0).all(-1, keepdim=True)
+    if bool(fresh.any()):
+        order = torch.full(mask.shape, 2.0)  # above every uniform
+        for row, real, g in zip(
+            order, mask.cpu(), streams.generators("in-turn", host=True), strict=True
+        ):
+            row[real] = torch.rand(int(real.sum()), generator=g)  # as many, whatever the padding
+        sizes = torch.bmm(members, members.sum(1).unsqueeze(-1)).squeeze(-1)
+        start = (_rank_inside(group, -order.to(owed)) + 0.5) / sizes
+        owed = torch.where(fresh & mask, start.to(owed.dtype), owed)
+    owed = owed + pi.to(owed.dtype)
+    excess = torch.bmm(owed.double().unsqueeze(1), members).squeeze(1) - members.sum(1) / 2
+    # The r-th point of a group (from 0) has the claim that its group has when r are taken.
+    claim = excess.gather(-1, group) - _rank_inside(group, owed)
+    order = claim.masked_fill(~mask, -torch.inf).argsort(stable=True, descending=True)
+    chosen = (order.argsort(-1) < k.unsqueeze(-1)) & mask
+    return chosen, torch.where(mask, owed - chosen.to(owed.dtype), 0.0)
+
+
+def _rank_inside(group: Tensor, value: Tensor) -> Tensor:
+    """[C, n] how many points of the same group have a larger value; of equal ones, the first."""
+    order = value.argsort(stable=True, descending=True)
+    within = group.gather(-1, order).argsort(stable=True)  # by group, and in it by value
+    order = order.gather(-1, within)
+    sorted_group = group.gather(-1, order)
+    place = torch.arange(group.shape[-1], device=group.device).expand_as(group)
+    begin = torch.searchsorted(sorted_group, sorted_group)
+    return torch.zeros_like(group).scatter(-1, order, place - begin)
+
+
+def calibrated(g: Tensor, drawn: Tensor, shrink: float, bound: float) -> Tensor:
+    """[C, n] weights near `drawn` whose sum of g comes near that of all points; float64.
+
+    With B_j = sqrt(d_j) g_j, d the drawn weights and r = y - sum_j d_j g_j, the minimiser is
+    w_j = d_j + sqrt(d_j) B_j (B^T B + lambda I)^-1 r: a system of S equations, whatever k.
+    """
+    g, d = g.double(), drawn.double()
+    taken = d > 0
+    size = int(taken.sum(-1).max())
+    index = taken.to(torch.int8).argsort(stable=True, descending=True)[:, :size]
+    root = d.gather(-1, index).sqrt_()
+    rows = root.unsqueeze(-1) * g.gather(1, index.unsqueeze(-1).expand(-1, -1, g.shape[-1]))
+    r = g.sum(1) - torch.bmm(root.unsqueeze(1), rows).squeeze(1)
+    total = rows.square().sum((1, 2))
+    ridge = shrink * total / taken.sum(-1).clamp_min(1)
+    system = torch.bmm(rows.mT, rows)
+    # Never singular, also where the potentials are all 0 or there is no shrinkage.
+    least = torch.finfo(g.dtype).eps * total + torch.finfo(g.dtype).tiny
+    system.diagonal(dim1=-2, dim2=-1).add_((ridge + least).unsqueeze(-1))
+    solved: Tensor = torch.linalg.solve(system, r.unsqueeze(-1))
+    moved = root * torch.bmm(rows, solved).squeeze(-1)
+    near = root.square()
+    w = torch.minimum(torch.maximum(near + moved, near / bound), near * bound)
+    w = torch.where(w.isfinite(), w, near)
+    return torch.zeros_like(d).scatter(-1, index, w)

@@ -1,0 +1,119 @@
+"""CRAIG (Mirzasoleiman, Bilmes, Leskovec, ICML 2020): medoids of the gradients, class by class.
+
+Within a class, points A are picked one after the other so that they lower most the sum of the
+distances from each point's last-layer gradient to the nearest gradient of A,
+
+    L(A) = sum_i min_{j in A} ||g_i - g_j||,
+
+the greedy choice for facility location. It bounds the error of the weighted gradient, with weights
+
+    w_j = number of points whose nearest gradient in A is g_j,
+
+which sum to n. Gradients are those at the posterior mean, unless `draws` asks for draws. How k is
+shared between classes is in `classes.py`.
+
+A pick looks at all pairs of points of a class, which for thousands of points is slow and large. A
+class of more than `BLOCK` points is dealt at random into blocks of at most so many, each of which
+gets its part of k and is chosen from alone (the first stage of distributed greedy, Mirzasoleiman et
+al., NeurIPS 2013). A block gets at least `FEWEST` picks, since the first few of every block are all
+the same kind of point; where k is too small for that, blocks are larger.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from corefed.errors import UserError
+from corefed.selectors import classes
+from corefed.selectors.classes import Groups, Part
+from corefed.selectors.frame import Choice, Look
+from corefed.selectors.gradients import LastLayer, last_layer
+
+BLOCK = 1000
+"""Points that are looked at as pairs, where k allows."""
+FEWEST = 8
+"""Picks of a block, at least."""
+MEMORY = 1 << 31
+"""Bytes of a stack of groups, at most."""
+CACHE = 1 << 24
+"""The same on a CPU, where distances that stay in its cache are read faster."""
+PAIR = 20
+"""Bytes that a pair of points takes: two inner products in float64, then a distance in float32."""
+TIE = 1e-6
+"""Sums this close, relative to the best, are the same but for the rounding of float32. The best of
+m points lowers the sum by 1/m of it at least, so that among 1000 no pick is 0.1 % short of it."""
+
+
+def select(look: Look, *, draws: int = 0) -> Choice:
+    layer = last_layer(look, draws, "craig")
+    room = (CACHE if look.q.device.type == "cpu" else MEMORY) // PAIR
+    weight = look.data.weight.new_zeros(look.mask.shape)
+    for groups in classes.stacks(look, blocks(look), room):
+        own = LastLayer(*(factor.double() for factor in layer.take(groups.at)))
+        groups.place(weight, medoids(distances(own.gram()).float(), groups))
+    return Choice(weight, look.memory)
+
+
+def blocks(look: Look) -> list[Part]:
+    """The classes, large ones dealt into blocks."""
+    generators = look.streams.generators("craig/blocks", host=True)
+    found = []
+    for part in classes.parts(look):
+        size = len(part.at)
+        least = -(-size // int((MEMORY / PAIR) ** 0.5))
+        number = max(least, min(-(-size // BLOCK), part.k // FEWEST), 1)
+        if number > part.k:
+            raise UserError(
+                f"CRAIG cannot compare {size} points in pairs to keep {part.k} of them; raise "
+                "fraction, or take another selector."
+            )
+        if number == 1:
+            found.append(part)
+            continue
+        order = torch.randperm(size, generator=generators[part.client])
+        members = [part.at[some.sort().values] for some in order.tensor_split(number)]
+        shares = classes.apportion([len(at) for at in members], part.k)
+        found += [Part(part.client, at, k) for at, k in zip(members, shares, strict=True)]
+    return found
+
+
+def distances(gram: Tensor) -> Tensor:
+    """||g_i - g_j|| from inner products [G, m, m], in place.
+
+    These are wanted in float64: of float32 the differences would keep four digits at best, too few
+    for a client to have the same medoids in whatever shapes the products are made.
+    """
+    squares = gram.diagonal(dim1=-2, dim2=-1).clone()
+    apart = gram.mul_(-2.0).add_(squares.unsqueeze(-1)).add_(squares.unsqueeze(-2))
+    apart.diagonal(dim1=-2, dim2=-1).zero_()
+    return apart.clamp_min_(0.0).sqrt_()
+
+
+def medoids(d: Tensor, groups: Groups) -> Tensor:
+    """Weights [G, m] of the k_g medoids that greedy picks by distances d [G, m, m]."""
+    d = d.masked_fill_(~groups.real.unsqueeze(-2), 0.0)  # padding is near to everything
+    nearest = torch.where(groups.real, torch.inf, 0.0)  # distance to the nearest pick so far
+    taken = ~groups.real
+    working = torch.empty_like(d)
+    picks = []
+    # A group whose k is smaller picks on; what it picks beyond its k is not looked at.
+    for _ in range(groups.most):
+        torch.minimum(d, nearest.unsqueeze(-2), out=working)
+        total = working.sum(-1).masked_fill_(taken, torch.inf)
+        # The first of those that tie: two points of a group of two do, but for a rounding.
+        best = total.amin(-1, keepdim=True)
+        pick = (total <= best * (1 + TIE)).to(torch.int8).argmax(-1, keepdim=True)
+        taken = taken.scatter(-1, pick, True)
+        nearest = torch.minimum(nearest, d.take_along_dim(pick.unsqueeze(-1), -2).squeeze(-2))
+        picks.append(pick)
+    del working
+    chosen = torch.cat(picks, -1)  # [G, most]
+    beyond = torch.arange(groups.most, device=d.device) >= groups.k.unsqueeze(-1)
+    near = d.take_along_dim(chosen.unsqueeze(-1), -2)  # [G, most, m]
+    # A pick stands for itself, even beside one that is its equal.
+    near.scatter_(-1, chosen.unsqueeze(-1), -1.0).masked_fill_(beyond.unsqueeze(-1), torch.inf)
+    count = torch.zeros_like(near[..., 0]).scatter_add_(
+        -1, near.argmin(-2), groups.real.to(d.dtype)
+    )
+    return torch.zeros_like(nearest).scatter_add_(-1, chosen, count)

@@ -1,0 +1,81 @@
+"""What a selector sees and gives: the frame that all of them share.
+
+A selector chooses, for each of C clients, at most k of its n points and their weights w, so that
+training on sum_j w_j log p(D_j) stands in for training on all of them. It may look at the client's
+points, its posterior q and the global model z, and at what it remembered of earlier choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from torch import Tensor
+
+from corefed.models import Model
+from corefed.types import ClientData
+
+if TYPE_CHECKING:
+    from corefed.rng import Streams
+
+
+Around = Literal["posterior", "path", "global"]
+Match = Literal["potentials", "gradients"]
+Score = Literal["gradient", "potential", "loss", "none"]
+
+
+class Settings(NamedTuple):
+    """How the project's own selectors work; those of others have none.
+
+    The method's Config says what each one means (`methods/coreset_pfedbayes.py`).
+    """
+
+    around: Around = "posterior"
+    widths: tuple[float, ...] = (1.0,)
+    match: Match = "potentials"
+    draws: int = 0
+    feature_draws: int = 2
+    score: Score = "gradient"
+    floor: float = 0.3
+    in_turn: bool = True
+    balance: bool = True
+    shrink: float = 0.1
+    bound: float = 4.0
+    solver: str = "aiht-2"
+    iterations: int = 0
+    pool: float = 1.0
+    memory_mb: int = 2048
+
+
+class Look(NamedTuple):
+    """What a selector may look at: C clients that choose together."""
+
+    model: Model
+    q: Tensor  # [C, 2, P] the clients' posteriors
+    z: Tensor  # [C, 2, P] the global model as each client has it
+    data: ClientData  # padding has weight 0 and comes last
+    k: Tensor  # [C] points to keep, at most
+    memory: Tensor  # [C, n] what the selector remembered last time; 0 at first
+    streams: Streams
+    settings: Settings = Settings()
+    before: Tensor | None = None  # [C, 2, P] the posteriors at the last choice, where kept
+
+    @property
+    def mask(self) -> Tensor:
+        """[C, n] which points are real."""
+        return self.data.weight > 0
+
+    @property
+    def n(self) -> Tensor:
+        """[C] number of real points."""
+        return self.mask.sum(-1)
+
+
+class Choice(NamedTuple):
+    """What a selector gives."""
+
+    weight: Tensor  # [C, n] >= 0, at most k_i of them above 0, none on padding
+    memory: Tensor  # [C, n] for the next time
+
+
+Selector = Callable[[Look], Choice]

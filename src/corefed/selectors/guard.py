@@ -1,0 +1,68 @@
+"""What holds for every selector, in one place: whole clients, empty choices, who is in the call.
+
+k >= n keeps all points with weight 1, and the selector is not asked. A selector that gives a client
+no point at all, or a weight that is no finite number (its gradients are all 0, its posterior has
+diverged), is replaced for that client by a simple random sample with weights n / k.
+
+On a CPU clients are chosen for one after the other, padded to their own size: the numbers of one
+stay in the cache, and a client gets the same points to the bit whoever else is in the call.
+Elsewhere as many go together as keep within `POINTS`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from corefed.selectors import sampling
+from corefed.selectors.frame import Choice, Look, Selector
+from corefed.types import ClientData
+
+POINTS = 1 << 17
+"""Points of all clients together, so that 4096 numbers each take 2 GiB."""
+
+
+def guarded(selector: Selector) -> Selector:
+    """The selector under the rules above."""
+
+    def select(look: Look) -> Choice:
+        whole = look.k >= look.n
+        weight = torch.where(whole.unsqueeze(-1), look.mask.to(look.data.weight.dtype), 0.0)
+        memory = look.memory.clone()
+        due = (~whole).nonzero().squeeze(-1).tolist()
+        each = 1 if look.q.device.type == "cpu" else max(1, POINTS // look.mask.shape[1])
+        for start in range(0, len(due), each):
+            rows = due[start : start + each]
+            own = part(look, rows)
+            choice = _or_random(own, selector(own))
+            n = own.mask.shape[1]
+            weight[rows, :n] = choice.weight
+            memory[rows, :n] = choice.memory
+        return Choice(weight, memory)
+
+    return select
+
+
+def part(look: Look, rows: list[int]) -> Look:
+    """Some of the clients, padded to the largest of them only."""
+    n = int(look.n[rows].max())  # padding comes last
+    return look._replace(
+        q=look.q[rows],
+        z=look.z[rows],
+        data=ClientData(*(field[rows][:, :n] for field in look.data)),
+        k=look.k[rows],
+        memory=look.memory[rows][:, :n],
+        streams=look.streams.subset(rows),
+        before=None if look.before is None else look.before[rows],
+    )
+
+
+def _or_random(look: Look, choice: Choice) -> Choice:
+    usable = choice.weight.isfinite().all(-1) & (choice.weight > 0).any(-1)
+    rows = (~usable).nonzero().squeeze(-1).tolist()
+    if not rows:
+        return choice
+    own = part(look, rows)
+    weight = choice.weight.clone()
+    weight[rows] = 0.0
+    weight[rows, : own.mask.shape[1]] = sampling.random(own).weight
+    return choice._replace(weight=weight)

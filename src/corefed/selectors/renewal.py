@@ -1,0 +1,74 @@
+"""When a coreset is chosen anew: by its age, by how far the posterior has moved, by its error.
+
+A coreset gets no older than `refresh_every` local steps. Where that is 0 a budget decides: choosing
+costs n passes forward for every draw of the lower layers and some for the heads, a step of training
+on all data three for each of b points (one forward, two back), and the coreset is chosen anew as
+often as the first is `budget` times the second, to the nearest multiple of `LEAST` steps. Costs are
+counted in passes, not in seconds: the schedule is the same on every machine. They are those of the
+default selector, so that others are renewed as often and can be compared with it.
+
+It is chosen anew before that when the posterior's mean has moved far (`moved`) or, which the method
+checks itself, when its error on fresh draws has grown (`stale`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from corefed.bayes import gaussian
+from corefed.models import Model
+from corefed.selectors import named, sketches
+from corefed.selectors.frame import Settings
+from corefed.types import Tree, Work
+
+LEAST = 20
+"""Local steps between two choices that a budget leaves, at least, and in multiples of."""
+STEP = 3
+"""Forward passes that a point costs in training: forward once, back twice that."""
+
+
+class Rule(NamedTuple):
+    """The settings of those names, and what a choice by the default selector costs a point."""
+
+    refresh_every: int
+    budget: float
+    moved: float
+    stale: float
+    check_every: int
+    passes: float
+
+    @property
+    def every(self) -> int:
+        """Local steps between two questions whether a coreset is due."""
+        often = [self.refresh_every or LEAST]
+        often += [LEAST] if self.moved > 0 else []
+        often += [self.check_every] if self.stale > 0 else []
+        return min(often)
+
+
+def interval(rule: Rule, n: Tensor, work: Work, draws: int) -> Tensor:
+    """[C] local steps between two choices, for clients of n points and K draws a step."""
+    if rule.refresh_every:
+        return torch.full_like(n, rule.refresh_every)
+    step = STEP * work.batch * draws
+    wanted = rule.passes * n / (rule.budget * step)
+    return torch.round(wanted / LEAST).long().clamp_min(1) * LEAST
+
+
+def has_moved(rule: Rule, working: Tree) -> Tensor:
+    """[C] whether the posterior's mean is far from where it was at the last choice: the root mean
+    square of its movement in standard deviations."""
+    if rule.moved == 0:
+        return torch.zeros_like(working["age"], dtype=torch.bool)
+    then, now = working["before"], working["q"]
+    steps = (now[:, 0] - then[:, 0]) / gaussian.sigma(then[:, 1])
+    return steps.square().mean(-1).sqrt() > rule.moved
+
+
+def cost(selector: str, model: Model, settings: Settings) -> float:
+    """Forward passes of each point that a choice by this selector costs."""
+    own = named(selector).passes
+    return sketches.passes(model, settings) if own is None else own
