@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from corefed import models
+from corefed import models, selectors
 from corefed.bayes.likelihood import Categorical, Gaussian
 from corefed.coreset import selection
 from corefed.methods import coreset_pfedbayes as method
@@ -11,6 +11,7 @@ from corefed.methods import pfedbayes
 from corefed.methods.subset import subset_size
 from corefed.rng import SERVER, Streams, Who
 from corefed.runtime.local import Clients
+from corefed.selectors.frame import Choice
 from corefed.types import ClientData, Work
 
 SIZES = (40, 25, 33)
@@ -155,19 +156,22 @@ def test_draws_follow_k_within_memory():
 
 
 def test_weights_that_lose_to_a_uniform_subset_are_not_used(monkeypatch):
-    """A solver gone wrong leaves the client with a plain random subset."""
+    """A selector gone wrong leaves the client with a plain random subset, where that is asked."""
 
-    def absurd(config, model, q, data, streams, draws):
-        return 1e6 * (torch.arange(data.weight.shape[1]) < 3) * data.weight
+    def absurd(look):
+        weight = 1e6 * (torch.arange(look.data.weight.shape[1]) < 3) * look.data.weight
+        return Choice(weight, look.memory)
 
-    monkeypatch.setattr(method, "choose", absurd)
+    monkeypatch.setattr(selectors, "get", lambda name: absurd)
     data = federation()
-    _, clients = train(method.Config(fraction=0.3), data, 1, Work(2, 10))
+    _, clients = train(method.Config(fraction=0.3, stale=0.5), data, 1, Work(2, 10))
     k = subset_size(data.size, 0.3)
     for weight, size, kept in zip(clients.private["weight"], SIZES, k.tolist(), strict=True):
         assert weight.max().item() == pytest.approx(size / kept)
         assert (weight > 0).sum() == kept
     assert clients.private["over_uniform"].tolist() == [1, 1, 1]
+    _, trusting = train(method.Config(fraction=0.3), data, 1, Work(2, 10))
+    assert trusting.private["weight"].max() == 1e6
 
 
 def test_regression_with_learnt_noise():

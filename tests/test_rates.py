@@ -80,7 +80,7 @@ def test_every_row_is_there_and_differs_in_its_method_alone() -> None:
     per_problem = len(scale.sizes) + 3 * (len(scale.sizes) + len(scale.fractions))
     assert len(planned) == per_problem * len(scale.problems)
     column = rates.column_of(1.0, 2, 1000, 200)
-    own = {"method", "fraction", "redraw_every", "refresh_every", "check_every"}
+    own = {"method", "preset", "fraction", "redraw_every", "refresh_every", "check_every"}
     shared = [
         {key: value for key, value in planned[row, column].items() if key not in own}
         for row in (CORESET, ONCE, REDRAWN)

@@ -8,17 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commands import corefed
 from scipy.stats import ttest_rel
 
 from corefed import bench_selectors, config, pages
+from corefed.bayes.likelihood import Categorical, Gaussian
+from corefed.cnn import cnn
 from corefed.errors import UserError
+from corefed.methods import coreset_pfedbayes
+from corefed.models import Model, mlp
 from corefed.reproduce import results, selectors, selectors_aims, selectors_results
 from corefed.reproduce import selectors_shown as shown
 from corefed.reproduce import selectors_verdicts as verdicts
 from corefed.reproduce.cells import Cell, place_of
 from corefed.reproduce.results import Result, Results
-from corefed.reproduce.selectors import DEFAULT, FULL, MAIN, ONCE, REDRAWN, Problem, Scale, Spot
+from corefed.reproduce.selectors import (
+    DEFAULT,
+    FULL,
+    MAIN,
+    ONCE,
+    REDRAWN,
+    Ablated,
+    Problem,
+    Scale,
+    Spot,
+)  # fmt: skip
+from corefed.selectors import renewal
+from corefed.types import Work
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "results" / "selectors.json"
@@ -44,13 +61,34 @@ def test_cells_of_a_problem_differ_in_method_and_selector_alone() -> None:
 
 
 def test_every_row_is_chosen_anew_at_the_same_cadence() -> None:
+    """But for the paper's recipe, which has its own, and what is chosen once."""
+    model = mlp((20, 16, 5), Categorical(5))
+    rules = set()
     for row, flags in selectors.ROWS.items():
-        if row not in (FULL, ONCE):
-            assert {flags.get("refresh_every"), flags.get("redraw_every")} == {
-                None,
-                selectors.REFRESH_EVERY,
-            }
+        if row not in (FULL, ONCE, selectors.MATCHING):
+            settings = config.resolve(flags=flags).settings
+            assert isinstance(settings, coreset_pfedbayes.Config)
+            rules.add(coreset_pfedbayes.upkeep_of(settings, model).rule)
+    assert len(rules) == 1
     assert "selector" not in selectors.ROWS[DEFAULT]
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "points"),
+    [
+        ("fashion-medium", mlp((784, 100, 10), Categorical(10)), 1000),
+        ("housing", mlp((14, 100, 1), Gaussian(1, learn_noise=True)), 1651),
+        ("cifar10", cnn((3, 32, 32), (32, 64, 64), (100,), Categorical(10)), 2375),
+    ],
+)
+def test_variations_are_renewed_as_often_as_the_default(
+    name: str, model: Model, points: int
+) -> None:
+    """The numbers in ABLATED are what the default's budget comes to."""
+    rule = coreset_pfedbayes.upkeep_of(coreset_pfedbayes.Config(), model).rule
+    every = renewal.interval(rule, torch.tensor([points]), Work(20, 100), 1)
+    found = {place.refresh_every for place in selectors.ABLATED if place.problem == name}
+    assert found == {int(every)}
 
 
 def test_every_problem_has_the_rows_that_verdicts_need() -> None:
@@ -67,7 +105,9 @@ def test_every_problem_has_the_rows_that_verdicts_need() -> None:
                     for row in MAIN[1:]:
                         assert (row, str(Spot(problem.name, percent, steps))) in planned
     known = [problem.name for problem in selectors.SCALES["paper"].problems]
-    assert {name for name, _, _ in (*selectors.ABLATED, *selectors.ALONE)} <= set(known)
+    assert {place[0] for place in (*selectors.ABLATED, *selectors.ALONE)} <= set(known)
+    labels = {label for label, _ in selectors.ABLATION}
+    assert all(set(place.labels) <= labels for place in selectors.ABLATED)
     only = selectors.plan("paper", ["housing"])
     assert {selectors.spot_of(cell.column).problem for cell in only} == {"housing"}
 
@@ -83,7 +123,7 @@ def test_every_run_is_one_that_can_be_started(scale: str) -> None:
         seen.add((cell.row, problem))
         run = config.resolve(flags=cell.flags).run
         assert run.data_dir == "" and not run.data.partition(":")[2].startswith("/")
-        assert scale == "quick" or 10 <= run.rounds / run.evaluate_every <= 20
+        assert scale == "quick" or 6 <= run.rounds / run.evaluate_every <= 20
 
 
 @pytest.mark.parametrize(
@@ -308,10 +348,12 @@ def test_a_result_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 # --- as a command ---------------------------------------------------------------------------------
 
-TINY = Problem("digits", "digits", {"data": "digits", "clients": 2, "hidden": (8,)}, {2: 2}, (30,),
-               MAIN)  # fmt: skip
+TINY = Problem("digits", "digits", {"data": "digits", "clients": 2, "hidden": (8,)}, {2: 2}, (30,))
 SPOT = ("digits", 30, 2)
-STUDY = Scale((TINY,), (0, 1), 2, (SPOT,), (("no shrinkage", {"shrink": 0.0}),), (SPOT,))
+VARIED = (("no shrinkage", {"shrink": 0.0}),)
+STUDY = Scale((TINY,), (0, 1), 2, (SPOT,), VARIED, (Ablated(*SPOT, 20),))
+    (TINY,), (0, 1), 2, (SPOT,), (("no shrinkage", {"shrink": 0.0}),), (Ablated(*SPOT, 20),)
+)
 MARKS = "<!-- bench selectors: begin -->", "<!-- bench selectors: end -->"
 
 
@@ -326,7 +368,7 @@ def test_a_small_study_from_runs_to_page(tmp_path: Path, monkeypatch: pytest.Mon
     planned = selectors.plan("quick")
     assert len(found) == len(planned) + 3 == 5 + 3
     default = found[DEFAULT, "digits 30 % 2 steps"]
-    assert default["flags"] == {"method": "coreset-pfedbayes", "refresh_every": 100}
+    assert default["flags"] == {"method": "coreset-pfedbayes"}
     assert {len(each) for each in default["metrics"].values()} == {2}
     assert len(default["curve"]["personal"]) == 2 and default["coreset"]["refreshes"] == 1
     timed = [column for _, column in found if "alone on CPU" in column]

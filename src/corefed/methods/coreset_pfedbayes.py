@@ -28,19 +28,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from corefed import selectors
 from corefed.batches import batches, noises
 from corefed.bayes import elbo, gaussian
 from corefed.coreset import selection
 from corefed.coreset.kl_rows import kl_rows
 from corefed.errors import UserError
 from corefed.methods import pfedbayes
-from corefed.methods.random_subset import uniform
 from corefed.methods.subset import subset_size
 from corefed.models import Model
 from corefed.rng import SERVER, Streams, Who
-from corefed.selectors import frame, renewal, sketches
+from corefed.selectors import frame, renewal, sketches, upkeep
 from corefed.selectors.matching import THRESHOLDING
+from corefed.selectors.upkeep import Upkeep
 from corefed.types import Batch, ClientData, Method, Tree, Work
 
 
@@ -156,132 +155,46 @@ def check(config: Config) -> None:
 
 def build(config: Config, model: Model) -> Method:
     base = pfedbayes.build(config, model)
-    settings = settings_of(config)
-    choose = selectors.get(config.selector)
-    cost = renewal.cost(config.selector, model, settings)
-    rule = renewal.Rule(
-        config.refresh_every, config.budget, config.moved, config.stale, config.check_every,
-        sketches.passes(model, settings),
-    )  # fmt: skip
-    of_look = settings._replace(draws=config.check_draws, feature_draws=check_features(config))
-    look_cost = sketches.passes(model, of_look._replace(around="posterior"))
-    keep = config.moved > 0 or config.around == "path"
+    coresets = upkeep_of(config, model)
 
     def init_client(broadcast: Tree, data: ClientData) -> Tree:
         own = base.init_client(broadcast, data)
-        never = torch.full_like(data.weight[:, 0], -1.0)
-        return {
-            **own,
-            "weight": torch.zeros_like(data.weight),
-            "owed": torch.zeros_like(data.weight),  # what the selector remembers of each point
-            "age": never,  # local steps since the coreset was due; -1: there is none
-            "checked": never.clone(),  # local steps since it was last judged
-            "held_out_error": torch.full_like(never, torch.nan),
-            "over_uniform": torch.full_like(never, torch.nan),
-            "refreshes": torch.zeros_like(never),
-            "looked": torch.zeros_like(never),  # forward passes of points in choosing and judging
-            **({"before": own["q"].clone()} if keep else {}),
-        }
+        return {**own, **coresets.state(own["q"], data)}
 
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
-        working["age"] = working["age"] + 1
-        working["checked"] = working["checked"] + 1
+        upkeep.aged(working)
         return base.step(working, batch, noise)
-
-    def select(working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
-        """Choose anew for the clients that are due, and look how good coresets are."""
-        k = subset_size(data.size, config.fraction)
-        whole = k >= data.size  # the coreset is the data
-        age = working["age"]
-        old = (age < 0) | (age >= renewal.interval(rule, data.size, work, config.monte_carlo))
-        due = (old | renewal.has_moved(rule, working)) & ~whole
-        look_due = (age < 0) | (working["checked"] >= config.check_every)
-        if config.stale > 0:
-            checked = look_due & ~due & ~whole
-            quality = judge(working, data, k, streams, checked)
-            due |= checked & (quality.over_uniform > config.stale)
-        rows = due.nonzero().squeeze(-1).tolist()
-        if rows:
-            part = ClientData(*(field[rows] for field in data))
-            before = working["before"][rows] if keep else None
-            look = frame.Look(
-                model, working["q"][rows], working["z"][rows], part, k[rows],
-                working["owed"][rows], streams.subset(rows), settings, before,
-            )  # fmt: skip
-            working["weight"][rows], working["owed"][rows] = choose(look)
-            working["refreshes"][rows] += 1
-            working["looked"][rows] += cost * part.size
-            if keep:
-                working["before"][rows] = working["q"][rows]
-        judged = due & (look_due | (config.stale > 0))
-        quality = judge(working, data, k, streams, judged)
-        worse = judged & (quality.error > quality.uniform) & (config.stale > 0)
-        if bool(worse.any()):
-            plain = uniform(data, config.fraction, streams)
-            working["weight"] = torch.where(worse.unsqueeze(-1), plain, working["weight"])
-            working["over_uniform"] = working["over_uniform"].masked_fill(worse, 1.0)
-        working["weight"] = torch.where(whole.unsqueeze(-1), data.weight, working["weight"])
-        for figure in ("held_out_error", "over_uniform"):
-            working[figure] = working[figure].masked_fill(whole, 0.0)
-        # An early choice leaves the schedule as it is, so that clients stay in step and a GPU
-        # chooses for all of them at once; no coreset gets older than the bound.
-        working["age"] = working["age"].masked_fill(old | whole, 0.0)
-        return working
-
-    def judge(
-        working: Tree, data: ClientData, k: Tensor, streams: Streams, due: Tensor
-    ) -> selection.Quality:
-        """How well coresets stand in for all data on fresh draws; NaN for clients not due."""
-        found = selection.Quality(*(torch.full_like(working["age"], torch.nan) for _ in range(2)))
-        for rows, _ in selection.groups(due, data, k, config.check_draws, config.selection_mb):
-            part, w = _rows(data, rows), working["weight"][rows]
-            quality = quality_of(
-                config, model, working["q"][rows], w[:, : part.weight.shape[1]], part,
-                streams.subset(rows),
-            )  # fmt: skip
-            found.error[rows], found.uniform[rows] = quality
-        working["held_out_error"] = torch.where(due, found.error, working["held_out_error"])
-        working["over_uniform"] = torch.where(due, found.over_uniform, working["over_uniform"])
-        working["checked"] = working["checked"].masked_fill(due, 0.0)
-        working["looked"] = working["looked"] + look_cost * due * data.size
-        return found
 
     def select_as_printed(
         working: Tree, data: ClientData, streams: Streams, work: Work
     ) -> Tree:  # CoresetOptUpdate of Algorithm 1
         everyone = torch.ones_like(working["age"], dtype=torch.bool)
         for rows, draws in _groups(config, everyone, data):
-            part, mine = _rows(data, rows), streams.subset(rows)
+            part, mine = upkeep.trimmed(data, rows), streams.subset(rows)
             own = {name: value[rows] for name, value in working.items()}
             w = coreset_opt_update(config, model, base, own, part, mine, work, draws)
-            quality = quality_of(config, model, own["q"], w, part, mine)
-            n = w.shape[1]
-            working["weight"][rows] = F.pad(w, (0, working["weight"].shape[1] - n))
+            quality = coresets.quality(own["q"], w, part, mine)
+            working["weight"][rows] = F.pad(w, (0, working["weight"].shape[1] - w.shape[1]))
             working["held_out_error"][rows] = quality.error
             working["over_uniform"][rows] = quality.over_uniform
         working["refreshes"] += 1
         return working
 
-    fast = config.preset != "paper"
+    printed = config.preset == "paper"
     return base._replace(
         name="coreset-pfedbayes",
         init_client=init_client,
-        select=select if fast else select_as_printed,
+        select=select_as_printed if printed else coresets.select,
         weights=lambda working, data: working["weight"],
         step=step,
-        report=lambda private: {
-            "held_out_error": private["held_out_error"],
-            "over_uniform": private["over_uniform"],
-            "size": (private["weight"] > 0).sum(-1),
-            "refreshes": private["refreshes"],
-        },
-        select_every=rule.every if fast else 0,
+        report=upkeep.report,
+        select_every=0 if printed else coresets.rule.every,
     )
 
 
-def settings_of(config: Config) -> frame.Settings:
-    """Those of the method's settings that a selector takes."""
-    return frame.Settings(
+def upkeep_of(config: Config, model: Model) -> Upkeep:
+    """How coresets are chosen and renewed under these settings."""
+    settings = frame.Settings(
         around=config.around,
         widths=config.widths,
         match=config.match,
@@ -298,20 +211,18 @@ def settings_of(config: Config) -> frame.Settings:
         pool=config.pool,
         memory_mb=config.selection_mb,
     )
-
-
-def check_features(config: Config) -> int:
-    """Draws of the lower layers that a look at the error shares; fewer than a choice."""
-    return -(-config.feature_draws // 2)
-
-
-def quality_of(
-    config: Config, model: Model, q: Tensor, w: Tensor, data: ClientData, streams: Streams
-) -> selection.Quality:
-    """How well w stands in for all data on fresh draws around q."""
-    sketch = selection.Sketch(config.widths, config.check_draws, check_features(config))
-    g = selection.stacked_potentials(model, q, data, sketch, streams, "check")
-    return selection.judge(g, w, subset_size(data.size, config.fraction), data.weight > 0)
+    rule = renewal.Rule(
+        refresh_every=config.refresh_every,
+        budget=config.budget,
+        moved=config.moved,
+        stale=config.stale,
+        check_every=config.check_every,
+        passes=sketches.passes(model, settings),
+    )
+    return Upkeep(
+        model, config.selector, settings, rule, config.fraction, config.check_draws,
+        config.monte_carlo,
+    )  # fmt: skip
 
 
 def coreset_opt_update(
@@ -403,16 +314,6 @@ def _groups(config: Config, due: Tensor, data: ClientData) -> list[tuple[list[in
     """Clients to select for together, with their S."""
     k = subset_size(data.size, config.fraction)
     return selection.groups(due, data, k, config.draws, config.selection_mb)
-
-
-def _rows(data: ClientData, rows: list[int]) -> ClientData:
-    """Some clients, padded to the largest of them only.
-
-    So a client on its own is solved for in the same shapes wherever it is, and to the same bit:
-    A-IHT can turn a rounding into another coreset.
-    """
-    n = int((data.weight[rows] > 0).any(0).nonzero().max()) + 1  # padding comes last
-    return ClientData(*(field[rows][:, :n] for field in data))
 
 
 def algorithm_1(

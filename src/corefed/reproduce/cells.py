@@ -29,6 +29,9 @@ from corefed.runtime import rounds
 Flags = dict[str, object]
 Line = dict[str, Any]
 
+MATCHING: Flags = {"method": "coreset-pfedbayes", "preset": "matching"}
+"""Coresets by the paper's selector: what its tables and figures are about."""
+
 GPU_JOBS = 4
 """Processes that share a GPU: its kernels here are shorter than launching them takes."""
 

@@ -10,14 +10,14 @@ from rich.console import Console
 from corefed.bayes import gaussian
 from corefed.config import Experiment, resolve
 from corefed.experiment import prepare
-from corefed.reproduce.cells import Flags
+from corefed.reproduce.cells import MATCHING, Flags
 from corefed.reproduce.stepwise import Curves, advance, kept, picture, progress, table
 
 KINDS: dict[str, Flags] = {
     "full data": {"method": "pfedbayes"},
-    "coreset 50 %": {"method": "coreset-pfedbayes", "fraction": 0.5},
+    "coreset 50 %": {**MATCHING, "fraction": 0.5},
     "random 50 %": {"method": "random-subset", "fraction": 0.5},
-    "coreset 10 %": {"method": "coreset-pfedbayes", "fraction": 0.1},
+    "coreset 10 %": {**MATCHING, "fraction": 0.1},
     "random 10 %": {"method": "random-subset", "fraction": 0.1},
 }
 

@@ -27,7 +27,7 @@ from corefed.data.clients import FederatedData
 from corefed.experiment import concrete, load, network
 from corefed.fitted import Fitted
 from corefed.methods import registry
-from corefed.reproduce.cells import Flags
+from corefed.reproduce.cells import MATCHING, Flags
 from corefed.reproduce.results import Results
 from corefed.reproduce.tables import Options, show
 from corefed.rng import SERVER, Streams, Who, generator
@@ -57,7 +57,7 @@ def flags(scale: str) -> dict[str, Flags]:
     quick: Flags = {"rounds": 30, "seeds": (0, 1)}
     paper: Flags = {"rounds": 50, "seeds": (0, 1, 2)}
     chosen = {"mnist": paper, "fashion-mnist": paper} if scale == "paper" else {"digits": quick}
-    shared: Flags = {"method": "coreset-pfedbayes", "clients": CLIENTS, "device": "cpu"}
+    shared: Flags = {**MATCHING, "clients": CLIENTS, "device": "cpu"}
     shared |= {"evaluate_every": 50, "checkpoint_every": 10, "partition": "shards-medium"}
     return {data: {"data": data, **shared, **own} for data, own in chosen.items()}
 

@@ -30,7 +30,7 @@ from corefed.reproduce import (
     rates_shown,
     yardstick,
 )
-from corefed.reproduce.cells import Cell, Flags
+from corefed.reproduce.cells import MATCHING, Cell, Flags
 from corefed.reproduce.rates_shown import CORESET, FRACTION, FULL, ONCE, PROCESS, REDRAWN
 from corefed.reproduce.results import Results
 from corefed.reproduce.tables import Options, show
@@ -135,7 +135,7 @@ def _cell(scale: Scale, row: str, beta: float, dimension: int, n: int, fraction:
     own: dict[str, Flags] = {
         FULL: {"method": "pfedbayes"},
         CORESET: {
-            "method": "coreset-pfedbayes",
+            **MATCHING,
             "refresh_every": RENEWED,
             "check_every": RENEWED // 2,
         },

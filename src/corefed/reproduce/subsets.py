@@ -10,14 +10,14 @@ from rich.console import Console
 
 from corefed import pages, record, report
 from corefed.coreset.solvers import SOLVERS
-from corefed.reproduce.cells import Cell, Flags, place_of, summaries
+from corefed.reproduce.cells import MATCHING, Cell, Flags, place_of, summaries
 
 # --- shards-medium and shards-large: full data, coresets and random subsets -----------------------
 
 SUBSETS = (
     ("full data", {"method": "pfedbayes"}),
-    ("coreset 10 %", {"method": "coreset-pfedbayes", "fraction": 0.1}),
-    ("coreset 50 %", {"method": "coreset-pfedbayes", "fraction": 0.5}),
+    ("coreset 10 %", {**MATCHING, "fraction": 0.1}),
+    ("coreset 50 %", {**MATCHING, "fraction": 0.5}),
     ("random 10 % once", {"method": "random-subset", "fraction": 0.1}),
     ("random 10 % redrawn", {"method": "random-subset", "fraction": 0.1, "redraw_every": 100}),
     ("random 50 % once", {"method": "random-subset", "fraction": 0.5}),
@@ -122,7 +122,7 @@ def solver_cells(scale: str) -> Iterator[Cell]:
             column = f"{data} {percent} %"
             own = {"data": data, **settings, "fraction": percent / 100}
             for name in names:
-                yield Cell(name, column, {**own, "method": "coreset-pfedbayes", "solver": name})
+                yield Cell(name, column, {**own, **MATCHING, "solver": name})
             redrawn = {**own, "method": "random-subset", "redraw_every": 100}
             yield Cell("random redrawn", column, redrawn)
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from corefed.pages import Table
 from corefed.reproduce import results, tables
-from corefed.reproduce.cells import Cell, Flags
+from corefed.reproduce.cells import MATCHING, Cell, Flags
 from corefed.reproduce.paper import NOTHING, TABLE_1
 from corefed.reproduce.results import Results
 from corefed.reproduce.tables import Options
@@ -33,9 +33,9 @@ ROWS: dict[str, Flags] = {
     "PFedBayes": {"method": "pfedbayes"},
     "Random 50 %": {"method": "random-subset", "fraction": 0.5},
     "Random 50 %, redrawn": {"method": "random-subset", "fraction": 0.5, "redraw_every": 100},
-    "CoreSet 50 %": {"method": "coreset-pfedbayes", "fraction": 0.5},
+    "CoreSet 50 %": {**MATCHING, "fraction": 0.5},
     "Random 10 %, redrawn": {"method": "random-subset", "fraction": 0.1, "redraw_every": 100},
-    "CoreSet 10 %": {"method": "coreset-pfedbayes", "fraction": 0.1},
+    "CoreSet 10 %": {**MATCHING, "fraction": 0.1},
 }
 HALVED = ("FedAvg", "BNFed", "pFedMe", "Per-FedAvg", "PFedBayes")
 """Rows that the paper has on half of the data as well."""

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from corefed.pages import Table
 from corefed.reproduce import results, tables
-from corefed.reproduce.cells import Cell, Flags
+from corefed.reproduce.cells import MATCHING, Cell, Flags
 from corefed.reproduce.paper import TABLE_2, TABLE_2_CLASSES
 from corefed.reproduce.results import Results
 from corefed.reproduce.tables import Options
@@ -34,8 +34,8 @@ ROWS: dict[str, Flags] = {
     "LogDet 50 %": {"method": "submodular-logdet", "fraction": 0.5},
     "DispSum 50 %": {"method": "submodular-dispsum", "fraction": 0.5},
     "DispMin 50 %": {"method": "submodular-dispmin", "fraction": 0.5},
-    "CoreSet 50 %": {"method": "coreset-pfedbayes", "fraction": 0.5},
-    "CoreSet 10 %": {"method": "coreset-pfedbayes", "fraction": 0.1},
+    "CoreSet 50 %": {**MATCHING, "fraction": 0.5},
+    "CoreSet 10 %": {**MATCHING, "fraction": 0.1},
 }
 
 SETTINGS: dict[str, Flags] = {

@@ -19,7 +19,7 @@ from corefed import report
 from corefed.pages import Table
 from corefed.record import over_seeds
 from corefed.reproduce import results, table1, tables
-from corefed.reproduce.cells import Cell, Flags
+from corefed.reproduce.cells import MATCHING, Cell, Flags
 from corefed.reproduce.paper import TABLE_3
 from corefed.reproduce.results import Result, Results
 from corefed.reproduce.tables import Options
@@ -32,10 +32,7 @@ SIZES = (50, 30, 15, 10)
 ROWS: dict[str, Flags] = {
     FULL: {"method": "pfedbayes"},
     "Random 50 %": {"method": "random-subset", "fraction": 0.5},
-    **{
-        f"CoreSet {size} %": {"method": "coreset-pfedbayes", "fraction": size / 100}
-        for size in SIZES
-    },
+    **{f"CoreSet {size} %": {**MATCHING, "fraction": size / 100} for size in SIZES},
 }
 
 

@@ -1,0 +1,168 @@
+"""A client's coreset over time: chosen when it is due, looked at now and then, its state.
+
+What is kept beside the method's own private state, a row a client:
+
+    weight [C, n]     the coreset
+    owed [C, n]       what the selector remembers of each point
+    age               local steps since it was due to be chosen; -1: there is none yet
+    checked           local steps since its error was looked at
+    held_out_error    that error, on fresh draws of pi-hat
+    over_uniform      the same over what a uniform subset of its size expects
+    refreshes         times it was chosen
+    looked            forward passes of points in choosing and in looking
+    before [C, 2, P]  the posterior when it was chosen, where a setting needs it
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from corefed import selectors
+from corefed.coreset import selection
+from corefed.methods.random_subset import uniform
+from corefed.methods.subset import subset_size
+from corefed.models import Model
+from corefed.rng import Streams
+from corefed.selectors import renewal, sketches
+from corefed.selectors.frame import Look, Settings
+from corefed.types import ClientData, Tree, Work
+
+
+class Upkeep(NamedTuple):
+    """How coresets are kept up; see the method's Config for what the settings mean."""
+
+    model: Model
+    selector: str
+    settings: Settings
+    rule: renewal.Rule
+    fraction: float
+    check_draws: int
+    monte_carlo: int
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the posterior at the last choice is kept."""
+        return self.rule.moved > 0 or self.settings.around == "path"
+
+    def state(self, q: Tensor, data: ClientData) -> Tree:
+        """That of clients who have no coreset yet."""
+        never = torch.full_like(data.weight[:, 0], -1.0)
+        return {
+            "weight": torch.zeros_like(data.weight),
+            "owed": torch.zeros_like(data.weight),
+            "age": never,
+            "checked": never.clone(),
+            "held_out_error": torch.full_like(never, torch.nan),
+            "over_uniform": torch.full_like(never, torch.nan),
+            "refreshes": torch.zeros_like(never),
+            "looked": torch.zeros_like(never),
+            **({"before": q.clone()} if self.remembers else {}),
+        }
+
+    def select(self, working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
+        """Choose anew for the clients that are due, and look how good coresets are."""
+        rule, age = self.rule, working["age"]
+        k = subset_size(data.size, self.fraction)
+        whole = k >= data.size  # the coreset is the data
+        old = (age < 0) | (age >= renewal.interval(rule, data.size, work, self.monte_carlo))
+        due = (old | renewal.has_moved(rule, working)) & ~whole
+        look = (age < 0) | (working["checked"] >= rule.check_every)
+        if rule.stale > 0:
+            kept = look & ~due & ~whole
+            due |= self._judge(working, data, k, streams, kept).over_uniform > rule.stale
+        self._choose(working, data, k, streams, due.nonzero().squeeze(-1).tolist())
+        fresh = due & (look | (rule.stale > 0))
+        quality = self._judge(working, data, k, streams, fresh)
+        worse = (quality.error > quality.uniform) & (rule.stale > 0)
+        if bool(worse.any()):
+            plain = uniform(data, self.fraction, streams)
+            working["weight"] = torch.where(worse.unsqueeze(-1), plain, working["weight"])
+            working["over_uniform"] = working["over_uniform"].masked_fill(worse, 1.0)
+        working["weight"] = torch.where(whole.unsqueeze(-1), data.weight, working["weight"])
+        for figure in ("held_out_error", "over_uniform"):
+            working[figure] = working[figure].masked_fill(whole, 0.0)
+        # An early choice leaves the schedule as it is, so that clients stay in step and a GPU
+        # chooses for all of them at once; no coreset gets older than the bound.
+        working["age"] = age.masked_fill(old, 0.0)
+        return working
+
+    def _choose(
+        self, working: Tree, data: ClientData, k: Tensor, streams: Streams, rows: list[int]
+    ) -> None:
+        if not rows:
+            return
+        part = ClientData(*(field[rows] for field in data))
+        own = {name: working[name][rows] for name in ("q", "z", "owed")}
+        before = working["before"][rows] if self.remembers else None
+        look = Look(
+            self.model, own["q"], own["z"], part, k[rows], own["owed"], streams.subset(rows),
+            self.settings, before,
+        )  # fmt: skip
+        working["weight"][rows], working["owed"][rows] = selectors.get(self.selector)(look)
+        working["refreshes"][rows] += 1
+        passes = renewal.cost(self.selector, self.model, self.settings)
+        working["looked"][rows] += passes * part.size
+        if self.remembers:
+            working["before"][rows] = own["q"]
+
+    def _judge(
+        self, working: Tree, data: ClientData, k: Tensor, streams: Streams, due: Tensor
+    ) -> selection.Quality:
+        """How well coresets stand in for all data on fresh draws; NaN for clients not due."""
+        found = selection.Quality(*(torch.full_like(working["age"], torch.nan) for _ in range(2)))
+        bound = self.settings.memory_mb
+        for rows, _ in selection.groups(due, data, k, self.check_draws, bound):
+            part = trimmed(data, rows)
+            w = working["weight"][rows][:, : part.weight.shape[1]]
+            quality = self.quality(working["q"][rows], w, part, streams.subset(rows))
+            found.error[rows], found.uniform[rows] = quality
+        working["held_out_error"] = torch.where(due, found.error, working["held_out_error"])
+        working["over_uniform"] = torch.where(due, found.over_uniform, working["over_uniform"])
+        working["checked"] = working["checked"].masked_fill(due, 0.0)
+        plain = self.settings._replace(around="posterior", match="potentials")
+        asked = plain._replace(draws=self.check_draws, feature_draws=self._check_features)
+        passes = sketches.passes(self.model, asked)
+        working["looked"] = working["looked"] + passes * due * data.size
+        return found
+
+    def quality(
+        self, q: Tensor, w: Tensor, data: ClientData, streams: Streams
+    ) -> selection.Quality:
+        """How well w stands in for all data on fresh draws around q."""
+        sketch = selection.Sketch(self.settings.widths, self.check_draws, self._check_features)
+        g = selection.stacked_potentials(self.model, q, data, sketch, streams, "check")
+        return selection.judge(g, w, subset_size(data.size, self.fraction), data.weight > 0)
+
+    @property
+    def _check_features(self) -> int:
+        """Draws of the lower layers that a look shares: half of those of a choice."""
+        return -(-self.settings.feature_draws // 2)
+
+
+def aged(working: Tree) -> None:
+    """A local step has passed."""
+    working["age"] = working["age"] + 1
+    working["checked"] = working["checked"] + 1
+
+
+def report(private: Tree) -> Tree:
+    """Figures of each client's coreset, to record."""
+    return {
+        "held_out_error": private["held_out_error"],
+        "over_uniform": private["over_uniform"],
+        "size": (private["weight"] > 0).sum(-1),
+        "refreshes": private["refreshes"],
+    }
+
+
+def trimmed(data: ClientData, rows: list[int]) -> ClientData:
+    """Some clients, padded to the largest of them only.
+
+    So a client on its own is solved for in the same shapes wherever it is, and to the same bit:
+    A-IHT can turn a rounding into another coreset.
+    """
+    n = int((data.weight[rows] > 0).any(0).nonzero().max()) + 1  # padding comes last
+    return ClientData(*(field[rows][:, :n] for field in data))
