@@ -37,7 +37,7 @@ from corefed.methods import pfedbayes
 from corefed.methods.subset import subset_size
 from corefed.models import Model
 from corefed.rng import SERVER, Streams, Who
-from corefed.selectors import frame, renewal, sketches, upkeep
+from corefed.selectors import frame, renewal, upkeep
 from corefed.selectors.matching import THRESHOLDING
 from corefed.selectors.upkeep import Upkeep
 from corefed.types import Batch, ClientData, Method, Tree, Work
@@ -91,7 +91,8 @@ class Config(pfedbayes.Config):
     max_iterations: int = 0
     """Iterations of the solver, at most; 0 takes 100 of hard thresholding, else its own bound."""
     pool: float = 1.0
-    """Part of the points, taken in turn, that a solver may choose among (selector matching)."""
+    """Part of the points, taken in turn, that are looked at (selector calibrated), or that a solver
+    may choose among (selector matching)."""
     refresh_every: int = 0
     """Local steps after which a coreset is chosen anew; 0 lets `budget` decide."""
     budget: float = 0.5
@@ -217,7 +218,7 @@ def upkeep_of(config: Config, model: Model) -> Upkeep:
         moved=config.moved,
         stale=config.stale,
         check_every=config.check_every,
-        passes=sketches.passes(model, settings),
+        passes=renewal.cost("calibrated", model, settings),
     )
     return Upkeep(
         model, config.selector, settings, rule, config.fraction, config.check_draws,

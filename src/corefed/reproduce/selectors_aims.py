@@ -7,7 +7,16 @@ from collections.abc import Sequence
 
 from corefed.pages import Table
 from corefed.reproduce.results import Results
-from corefed.reproduce.selectors import DEFAULT, FULL, ONCE, REDRAWN, SCALES, Spot, problem_of
+from corefed.reproduce.selectors import (
+    DEFAULT,
+    FRUGAL,
+    FULL,
+    ONCE,
+    REDRAWN,
+    SCALES,
+    Spot,
+    problem_of,
+)  # fmt: skip
 from corefed.reproduce.selectors_verdicts import (
     Compared,
     Mean,
@@ -30,6 +39,7 @@ Row = tuple[str, str, str]
 def table(found: Results) -> Table:
     lines = [*_against_random(found), *_tenth(found), _half(found)]
     lines += [_cheaper(found, *each) for each in _costs(found)]
+    lines += [_cheaper(found, *each) for each in _frugal(found)]
     note = (
         "A cell is a problem, a fraction and a number of local steps; its differences are paired "
         "by seed, ± is half of the 95 % interval of their mean (Student's t), in points of "
@@ -142,6 +152,16 @@ def _costs(found: Results) -> list[tuple[str, list[Saving]]]:
     return lines + [
         (f"in {words}", savings(found, DEFAULT, what)) for what, words in others.items()
     ]
+
+
+def _frugal(found: Results) -> list[tuple[str, list[Saving]]]:
+    """The same of the row that looks at fewer points, which was timed alone only."""
+    lines = []
+    for what, words in costs(found).items():
+        cells = savings(found, FRUGAL, what, alone=True)
+        if cells:
+            lines.append((f"with a fifth of the points looked at (`pool=0.2`), in {words}", cells))
+    return lines
 
 
 def _cheaper(found: Results, what: str, cells: Sequence[Saving]) -> Row:

@@ -18,7 +18,7 @@ from corefed.errors import UserError
 from corefed.record import Line
 from corefed.reproduce.cells import ELSEWHERE, Cell, Flags, Outcome, place_of
 from corefed.reproduce.results import Result, Results
-from corefed.reproduce.selectors import CURVED, FULL, ROWS, SHARED, problem_of, spot_of
+from corefed.reproduce.selectors import FULL, ROWS, SHARED, TIMED, problem_of, spot_of
 
 METRICS = {
     "personal_accuracy": 5, "global_accuracy": 5, "personal_rmse": 5, "global_rmse": 5,
@@ -74,7 +74,7 @@ def results_of(cell: Cell, outcome: Outcome) -> Results:
     }
     if not result["flags"]:
         del result["flags"]
-    if cell.row in CURVED:
+    if cell.row in TIMED:
         result["curve"] = curve(outcome.lines)
     return {(cell.row, str(spot)): result}
 

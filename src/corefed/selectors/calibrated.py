@@ -31,22 +31,51 @@ from corefed.rng import Streams
 from corefed.selectors import gradients, sampling
 from corefed.selectors.frame import Choice, Look
 from corefed.selectors.sketches import Sketch, sketch
+from corefed.types import ClientData
 
 
 def select(look: Look) -> Choice:
     settings = look.settings
+    if settings.pool < 1:
+        return _in_two_phases(look)
     seen = sketch(look)
     pi = sampling.inclusion(_scores(look, seen), look.mask, look.k, settings.floor)
     if settings.in_turn:
-        by_class = settings.balance and isinstance(look.model.likelihood, Categorical)
-        group = look.data.y if by_class else torch.zeros_like(look.mask, dtype=torch.int64)
-        chosen, memory = in_turn(pi, look.k, look.mask, group, look.memory, look.streams)
+        chosen, memory = in_turn(pi, look.k, look.mask, _groups(look), look.memory, look.streams)
     else:
         chosen = sampling.draw(pi, look.k, look.mask, look.streams, "calibrated")
         memory = look.memory
     drawn = torch.where(chosen, pi.clamp_min(torch.finfo(pi.dtype).tiny).reciprocal(), 0.0)
     weight = calibrated(seen.g, drawn, settings.shrink, settings.bound)
     return Choice(weight.to(look.data.weight.dtype), memory)
+
+
+def _in_two_phases(look: Look) -> Choice:
+    """A part of the points, each in its turn, is looked at, and stands for all with weights n/m;
+    of these the coreset is drawn, class by class, and calibrated to them. Costs m looks, not n."""
+    wanted = torch.ceil(look.n * look.settings.pool).long()
+    many = torch.minimum(torch.maximum(wanted, look.k + 1), look.n)
+    share = (many / look.n.clamp_min(1)).unsqueeze(-1)
+    pi, mask = share * look.mask, look.mask
+    seen, memory = in_turn(pi, many, mask, _groups(look), look.memory, look.streams)
+    index = seen.to(torch.int8).argsort(stable=True, descending=True)[:, : int(many.max())]
+    rows = torch.arange(len(index), device=index.device).unsqueeze(-1)
+    data = look.data
+    part = ClientData(data.x[rows, index], data.y[rows, index], seen.gather(-1, index) * 1.0)
+    small = look._replace(
+        data=part,
+        memory=torch.zeros_like(part.weight),
+        settings=look.settings._replace(pool=1.0),
+    )
+    weight = (select(small).weight / share).to(data.weight.dtype)
+    return Choice(torch.zeros_like(data.weight).scatter(-1, index, weight), memory)
+
+
+def _groups(look: Look) -> Tensor:
+    """[C, n] whose turns are kept together: the classes, or all points."""
+    if look.settings.balance and isinstance(look.model.likelihood, Categorical):
+        return look.data.y
+    return torch.zeros_like(look.mask, dtype=torch.int64)
 
 
 def _scores(look: Look, seen: Sketch) -> Tensor:

@@ -71,4 +71,7 @@ def has_moved(rule: Rule, working: Tree) -> Tensor:
 def cost(selector: str, model: Model, settings: Settings) -> float:
     """Forward passes of each point that a choice by this selector costs."""
     own = named(selector).passes
-    return sketches.passes(model, settings) if own is None else own
+    if own is not None:
+        return own
+    part = settings.pool if selector == "calibrated" else 1.0  # a solver looks at all points
+    return part * sketches.passes(model, settings)
