@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import hypergeom
+from selector_cases import CASES, look_of
 from torch import Tensor
 
 from corefed.rng import Streams, Who
-from corefed.selectors import calibrated, sampling
+from corefed.selectors import calibrated, matching, sampling
 from corefed.selectors.calibrated import in_turn
+from corefed.selectors.frame import Score, Settings
 
 SIZES, KEEP, N, S = (40, 25, 33), (30, 20, 9), 45, 8
 
@@ -98,6 +100,31 @@ def test_bounds_are_kept_and_clients_do_not_mix(bound: float) -> None:
             g[row : row + 1, :size], drawn[row : row + 1, :size], 1e-3, bound
         )
         torch.testing.assert_close(w[row, :size], alone[0], rtol=1e-9, atol=1e-9)
+
+
+# The selector's settings
+
+
+@pytest.mark.parametrize("score", get_args(Score))
+@pytest.mark.parametrize("case", CASES)
+def test_any_score_gives_k_points_in_turn_or_not(case: str, score: Score) -> None:
+    for in_turn_, balance in ((True, True), (True, False), (False, True)):
+        settings = Settings(score=score, in_turn=in_turn_, balance=balance)
+        look = look_of(case, (40, 25), (8, 5), padding=2)._replace(settings=settings)
+        weight, memory = calibrated.select(look)
+        assert torch.equal((weight > 0).sum(-1), look.k) and (weight[~look.mask] == 0).all()
+        # No chance is below floor k / n, so no weight is above this.
+        most = settings.bound * look.n / (settings.floor * look.k)
+        assert (weight <= most.unsqueeze(-1) * (1 + 1e-6)).all()
+        assert torch.equal(memory, look.memory) != in_turn_
+
+
+def test_without_a_score_or_calibration_it_is_a_simple_random_sample() -> None:
+    settings = Settings(score="none", in_turn=False, shrink=1e9)
+    look = look_of("classes", (40, 25), (8, 5))._replace(settings=settings)
+    weight = calibrated.select(look).weight
+    expected = (look.n / look.k).unsqueeze(-1) * (weight > 0)
+    torch.testing.assert_close(weight, expected, rtol=1e-5, atol=0)
 
 
 # Turns
@@ -215,6 +242,19 @@ def test_a_memory_that_was_kept_goes_on_as_if_nothing_had_happened() -> None:
     again = in_turn(pi, k, mask, group, kept, streams(1, 6))  # draws nothing any more
     assert torch.equal(owed, kept)
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+
+
+def test_a_pool_of_half_the_points_is_the_other_half_next_time() -> None:
+    """In turn with equal chances; the solver's target stays that of all points."""
+    settings = Settings(pool=0.5, draws=30)
+    look = look_of("classes", (40, 24), (8, 5))._replace(settings=settings)
+    first = matching.select(look)
+    second = matching.select(look._replace(memory=first.memory))
+    third = matching.select(look._replace(memory=second.memory))
+    for weight in (first.weight, second.weight, third.weight):
+        assert ((weight > 0).sum(-1) <= look.k).all() and (weight > 0).any(-1).all()
+    assert not ((first.weight > 0) & (second.weight > 0)).any()
+    assert not ((second.weight > 0) & (third.weight > 0)).any()
 
 
 # The first choice

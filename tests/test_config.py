@@ -18,6 +18,7 @@ from corefed.config import Run, differences, fingerprint, resolve, to_dict, to_t
 from corefed.coreset.solvers import SOLVERS
 from corefed.errors import UserError
 from corefed.methods import coreset_pfedbayes, registry
+from corefed.selectors import SELECTORS
 from corefed.values import parse
 
 
@@ -218,10 +219,11 @@ def test_unknown_method_names_the_nearest() -> None:
 
 
 def test_settings_of_the_coreset_may_say_so(tmp_path: Path) -> None:
-    plain = resolve(assignments=["solver=giga", "draws=300"])
-    assert resolve(assignments=["coreset.solver=giga", "coreset.draws=300"]) == plain
+    plain = resolve(assignments=["preset=matching", "solver=giga", "draws=300"])
+    grouped = ["preset=matching", "coreset.solver=giga", "coreset.draws=300"]
+    assert resolve(assignments=grouped) == plain
     file = tmp_path / "experiment.toml"
-    file.write_text('[coreset]\nsolver = "giga"\ndraws = 300\n')
+    file.write_text('preset = "matching"\n[coreset]\nsolver = "giga"\ndraws = 300\n')
     assert resolve(file) == plain
 
 
@@ -229,6 +231,25 @@ def test_settings_of_the_coreset_may_say_so(tmp_path: Path) -> None:
 def test_but_not_those_of_anything_else(key: str) -> None:
     with pytest.raises(UserError, match="There is no setting"):
         resolve(assignments=[f"{key}=1"])
+
+
+@pytest.mark.parametrize(
+    ("given", "mended"),
+    [
+        (["solver=giga"], "preset=matching"),
+        (["max_iterations=5"], "preset=matching"),
+        (["preset=matching", "floor=0.5"], "selector=calibrated"),
+        (["selector=craig", "bound=2"], "selector=calibrated"),
+    ],
+)
+def test_a_setting_of_another_selector_is_refused(given: list[str], mended: str) -> None:
+    with pytest.raises(UserError, match=f"does not use it; leave it out, or take {mended}"):
+        resolve(assignments=given)
+
+
+def test_every_selector_can_be_set() -> None:
+    kind = get_type_hints(coreset_pfedbayes.Config)["selector"]
+    assert set(get_args(kind)) == set(SELECTORS)
 
 
 def test_every_solver_but_the_one_that_needs_posteriors_runs_in_a_federation() -> None:

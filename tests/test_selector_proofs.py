@@ -16,6 +16,7 @@ from corefed.coreset.potentials import relative_error
 from corefed.errors import UserError
 from corefed.rng import Streams, Who
 from corefed.selectors import classes, craig, gradients, herding, sampling
+from corefed.selectors.frame import Settings
 
 
 @pytest.mark.parametrize("case", ["classes", "regression"])
@@ -259,3 +260,32 @@ def test_leverages_are_their_formula_and_sum_to_k_at_most() -> None:
         expected = (G @ torch.linalg.inv(G.T @ G + ridge) @ G.T).diagonal()
         torch.testing.assert_close(tau[row], expected, rtol=1e-9, atol=1e-12)
     assert (tau.sum(-1) <= look.k).all()
+
+
+# --- a part of the points looked at ---------------------------------------------------------------
+
+
+def test_two_phases_look_at_a_part_and_stand_for_all() -> None:
+    """pool = 0.5: k points within the half that is looked at, and a sum that is right on average.
+
+    The mean over 400 seeds of sum_j w_j is within 5 standard errors of n.
+    """
+    totals = []
+    for seed in range(400):
+        look = look_of("classes", (40, 24), (6, 5), seed=seed)
+        look = look._replace(settings=Settings(pool=0.5, draws=16, shrink=1e9))
+        weight = selectors.get("calibrated")(look).weight
+        assert ((weight > 0).sum(-1) == look.k).all() and (weight[~look.mask] == 0).all()
+        totals.append(weight.sum(-1))
+    each = torch.stack(totals).double()
+    error = each.std(0) / len(each) ** 0.5
+    assert ((each.mean(0) - torch.tensor([40.0, 24.0])).abs() < 5 * error).all()
+
+
+def test_the_half_that_was_looked_at_is_not_looked_at_next() -> None:
+    """With equal turns, two choices from half of the points each see all of them between them."""
+    look = look_of("regression", (40,), (10,))
+    look = look._replace(settings=Settings(pool=0.5, draws=16))
+    first = selectors.get("calibrated")(look)
+    second = selectors.get("calibrated")(look._replace(memory=first.memory))
+    assert not ((first.weight > 0) & (second.weight > 0)).any()

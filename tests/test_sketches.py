@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from selector_cases import CASES, look_of
@@ -21,7 +23,7 @@ def streams(clients: int, seed: int = 0) -> Streams:
     return Streams([Who(seed, c) for c in range(clients)], 0)
 
 
-def look_with(case: str = "classes", **settings: object) -> Look:
+def look_with(case: str = "classes", **settings: Any) -> Look:
     """Two clients with padding; the global model and the last choice lie elsewhere than q."""
     look = look_of(case, (30, 20), (6, 5), padding=3)
     draws = torch.Generator().manual_seed(3)
@@ -36,7 +38,8 @@ def again(look: Look) -> Look:
 
 
 def scaled(g: Tensor) -> Tensor:
-    return g / g.sum(1).norm(dim=-1).view(-1, 1, 1)
+    length: Tensor = g.sum(1).norm(dim=-1)
+    return g / length.view(-1, 1, 1)
 
 
 # Potentials

@@ -147,11 +147,26 @@ PRESETS: dict[str, dict[str, object]] = {
 }
 
 
+OWN = {
+    "calibrated": ("score", "floor", "in_turn", "balance", "bound"),
+    "matching": ("solver", "max_iterations"),
+}
+"""Settings that mean something to one selector only."""
+
+
 def check(config: Config) -> None:
-    """Beside the values of PFedBayes: what the selector needs of others."""
+    """Beside the values of PFedBayes: a setting of a selector that was not chosen does nothing."""
     pfedbayes.check(config)
     if config.refresh_every == 0 and config.budget == 0:
         raise UserError("refresh_every and budget are both 0: give one of them a value.")
+    for selector, names in OWN.items():
+        for name in names:
+            value = getattr(config, name)
+            if selector != config.selector and value != getattr(Config, name):
+                raise UserError(
+                    f"{name} is {value}, but selector {config.selector} does not use it; leave it "
+                    f"out, or take {'preset' if selector == 'matching' else 'selector'}={selector}."
+                )
 
 
 def build(config: Config, model: Model) -> Method:

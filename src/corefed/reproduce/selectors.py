@@ -30,7 +30,7 @@ MAIN = (FULL, DEFAULT, REDRAWN, ONCE)
 CURVED = (FULL, DEFAULT, REDRAWN)
 """Rows whose learning curves are kept."""
 FRUGAL = "default, a fifth looked at"
-"""The default with a fifth of the points, in turn, to choose from: a fifth of the cost, as often."""
+"""The default with a fifth of the points, in turn, to choose from: at a fifth of the cost."""
 MATCHING = "matching"
 """The paper's recipe, with all of the settings that it was tuned with, its own cadence included."""
 SELECTORS = (

@@ -1,4 +1,4 @@
-"""A picture of every problem of `bench selectors`: what a fraction gives, and in which time."""
+"""A picture of every problem of `bench selectors`: what a fraction gives, and at what cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from corefed import report
 from corefed.reproduce.results import Results
 from corefed.reproduce.selectors import CURVED, DEFAULT, FULL, MAIN, ONCE, REDRAWN, ROWS, Problem
 from corefed.reproduce.selectors_shown import at, local_steps, percents, unit
-from corefed.reproduce.selectors_verdicts import Mean, mean_of, scores
+from corefed.reproduce.selectors_verdicts import Mean, mean_of, passes, scores
 
 
 class Style(NamedTuple):
@@ -46,7 +46,7 @@ def draw(found: Results, problem: Problem, path: Path) -> None:
     figure.set_size_inches(4.6 * len(axes) + 0.6, 4.7)  # with room for a legend below
     for axis, each in zip(axes, steps, strict=False):
         _fractions(axis, found, problem, each)
-    _seconds(axes[-1], found, problem, steps[0])
+    _learning(axes[-1], found, problem, steps[0])
     axes[0].set_ylabel(f"personal {unit(found, problem)}")
     figure.suptitle(problem.label)
     lines = {str(line.get_label()): line for axis in axes for line in axis.lines
@@ -102,7 +102,7 @@ def _limits(axis: Any, inside: Sequence[float]) -> None:
         axis.set_ylim(low - room, high + room)
 
 
-def _seconds(axis: Any, found: Results, problem: Problem, steps: int) -> None:
+def _learning(axis: Any, found: Results, problem: Problem, steps: int) -> None:
     """Learning curves of a tenth, named where they end."""
     shown = percents(found, problem, steps)
     percent = min(shown, key=lambda p: abs(p - TENTH), default=TENTH)
@@ -115,9 +115,13 @@ def _seconds(axis: Any, found: Results, problem: Problem, steps: int) -> None:
         factor = 1 if scores(result)[1] else 100
         mean = [factor * value for value in curve["personal"]]
         style = STYLES[row]._replace(marker="")
-        _line(axis, curve["seconds"], mean, style, f"_{row}")
-        axis.plot(curve["seconds"][-1], mean[-1], "o", color=style.color, markersize=5)
+        spent = passes(curve) / 1e6
+        _line(axis, list(spent), mean, style, f"_{row}")
+        axis.plot(spent[-1], mean[-1], "o", color=style.color, markersize=5)
         late += mean[len(mean) // 5 :]
-    axis.set(title=f"{percent} %, {steps} local steps a round", xlabel="seconds of training")
+    axis.set(
+        title=f"{percent} %, {steps} local steps a round",
+        xlabel="million examples, selection included",
+    )
     axis.grid(alpha=0.3)
     _limits(axis, late)

@@ -64,7 +64,7 @@ def picture(problem: Problem) -> str:
 def _alt(problem: Problem) -> str:
     return (
         f"{problem.label}: personal models against the fraction of data that is trained on, by "
-        "selector, and against seconds of training"
+        "selector, and against examples processed"
     )
 
 

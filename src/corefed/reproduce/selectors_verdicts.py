@@ -8,10 +8,11 @@ taken seed by seed, and Student's t gives an interval for their mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from corefed.reproduce.results import Result, Results
 from corefed.reproduce.selectors import FULL, Spot, spot_of
@@ -149,12 +150,7 @@ def cost_to(result: Result, goal: float, what: str) -> float:
     Between two evaluations the curve is a straight line; before the first there is none.
     """
     curve = result.get("curve", {})
-    if what == "passes":
-        none = [0.0] * len(curve.get("examples", []))
-        cost = np.add(curve.get("examples", []),
-                      np.multiply(FORWARD, curve.get("selection_examples", none)))  # fmt: skip
-    else:
-        cost = np.asarray(curve.get(what, []))
+    cost = passes(curve) if what == "passes" else np.asarray(curve.get(what, []))
     _, smaller = scores(result)
     margin = np.asarray(curve.get("personal", [])) - goal
     margin = -margin if smaller else margin
@@ -166,6 +162,13 @@ def cost_to(result: Result, goal: float, what: str) -> float:
         return float(cost[0])
     part = margin[i - 1] / (margin[i - 1] - margin[i])
     return float(cost[i - 1] + part * (cost[i] - cost[i - 1]))
+
+
+def passes(curve: Mapping[str, Sequence[float]]) -> npt.NDArray[np.float64]:
+    """Examples through gradients so far, and a third for each forward pass of a selection."""
+    examples = np.asarray(curve.get("examples", []), dtype=np.float64)
+    looked = curve.get("selection_examples", np.zeros_like(examples))
+    return np.asarray(examples + FORWARD * np.asarray(looked), dtype=np.float64)
 
 
 def costs(found: Results) -> dict[str, str]:
