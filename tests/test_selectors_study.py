@@ -360,7 +360,7 @@ MARKS = "<!-- bench selectors: begin -->", "<!-- bench selectors: end -->"
 def test_a_small_study_from_runs_to_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(selectors.SCALES, "quick", STUDY)
     out, page = tmp_path / "out", tmp_path / "page.md"
-    page.write_text("above\n{}\nold\n{}\nbelow\n".format(*MARKS))
+    page.write_text("above\n{}\nof before\n{}\nbelow\n".format(*MARKS))
     call = ("bench", "selectors", "--scale=quick", "--jobs=1", "--device=cpu", f"--out={out}")
     done = corefed(*call, f"--page={page}")
     assert done.code == 0, done.err
@@ -374,7 +374,7 @@ def test_a_small_study_from_runs_to_page(tmp_path: Path, monkeypatch: pytest.Mon
     timed = [column for _, column in found if "alone on CPU" in column]
     assert len(timed) == 4
     text = page.read_text()
-    assert text.startswith("above\n") and text.endswith("\nbelow\n") and "old" not in text
+    assert text.startswith("above\n") and text.endswith("\nbelow\n") and "of before" not in text
     for phrase in ("| no shrinkage |", "images/selectors-digits.png", "| random, once |"):
         assert phrase in text
     for place in (out, tmp_path / "images"):

@@ -13,10 +13,11 @@ from corefed.reproduce.selectors import (
     FULL,
     ONCE,
     REDRAWN,
+    ROWS,
     SCALES,
     Spot,
     problem_of,
-)  # fmt: skip
+)
 from corefed.reproduce.selectors_verdicts import (
     Compared,
     Mean,
@@ -133,6 +134,24 @@ def _worst(cells: Sequence[Compared]) -> str:
 
 def _row(aim: str, cells: Sequence[object], measured: str, reached: bool) -> Row:
     return (aim, measured, "yes" if reached else "no") if cells else (aim, "not measured", "-")
+
+
+def rivals(found: Results) -> list[Table]:
+    """The default against every other row; no table where there is none."""
+    rows = []
+    for row in (name for name in ROWS if name not in (DEFAULT, FRUGAL)):
+        cells = compare(found, DEFAULT, row)
+        counts = count(cells)
+        if not cells:
+            continue
+        ranked = sorted(cells, key=lambda each: each.gap.value)
+        level = counts.cells - counts.above - counts.below
+        figures = map(str, (counts.cells, counts.above, level, counts.below))
+        ends = (f"{said(each.gap)} ({named(each.spot)})" for each in (ranked[0], ranked[-1]))
+        rows.append([row, *figures, *ends])
+    columns = ("", "cells", "default above", "level", "default below", "least", "most")
+    note = "Differences of the default from the row, as above; level: the interval holds 0."
+    return [Table("The default against every other row", columns, rows, note)] if rows else []
 
 
 # --- costs ----------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def text(found: Results, images: str) -> str:
     """All of it as Markdown; pictures are looked for in `images`, a folder with its slash."""
     if not found:
         return NOTHING
-    parts = [pages.markdown([selectors_aims.table(found), *ablation(found)])]
+    parts = [pages.markdown(_first(found))]
     for problem in problems(found):
         parts += [f"### {problem.label}\n", f"![{_alt(problem)}]({images}{picture(problem)})\n"]
         parts.append(pages.markdown(shown_tables(found, problem)))
@@ -54,7 +54,12 @@ def tables(found: Results) -> list[Table]:
         for problem in problems(found)
         for table in (*shown_tables(found, problem), *folded_tables(found, problem))
     )
-    return [selectors_aims.table(found), *ablation(found), *each] if found else []
+    return [*_first(found), *each] if found else []
+
+
+def _first(found: Results) -> list[Table]:
+    """What is said of all problems together."""
+    return [selectors_aims.table(found), *selectors_aims.rivals(found), *ablation(found)]
 
 
 def picture(problem: Problem) -> str:
