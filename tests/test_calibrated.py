@@ -172,8 +172,8 @@ def test_points_and_classes_are_taken_as_often_as_their_chances_say(seed: int) -
     That a class is never ahead by 1 is a theorem, as long as none runs out of points: the debts of
     all classes sum to 0 after a choice, and a class takes its last place only where no other is
     owed more; had it been owed nothing, no debt would be above 0 and its own below. The rest is
-    measured: classes fall behind by less than 1, and points are off by 1.34 at most over 20 seeds
-    of 300 choices.
+    measured, over a hundred clients of 60 to 500 points and up to 300 choices: classes are off by
+    0.76 at most, and points by 1.4.
     """
     draws, mask, group = scores_case(seed)
     constant = [chances(draws, mask, 7)] * 100
@@ -262,8 +262,8 @@ def test_a_pool_of_half_the_points_is_the_other_half_next_time() -> None:
 
 BIAS = 0.012
 """Of a first choice's frequencies, where places are not shared by class: the debt at which points
-are cut off is random, and the chance to exceed it is not quite linear. The most that was measured,
-0.011, is of a point with pi = 1, which is left out by one first choice in 90."""
+are cut off is random, and the chance to exceed it is not quite linear. Set by what was measured:
+a point with pi = 1 is left out by one first choice in 90, which no standard error explains."""
 
 
 def test_first_choices_are_as_frequent_as_pi_but_for_a_small_bias() -> None:

@@ -155,11 +155,15 @@ def test_passes_by_hand() -> None:
     assert sketches.passes(model, many) == pytest.approx(16 + 200 * head)
     assert sketches.passes(model, plain._replace(match="gradients")) == 2
     wide = plain._replace(widths=(1.0, 2.0, 4.0))  # one draw below the last layer each, at least
-    assert sketches.passes(model, wide) == pytest.approx(3 + 64 * head)
+    assert sketches.passes(model, wide) == pytest.approx(3 + 3 * 22 * head)
     path = wide._replace(around="path")
-    assert sketches.passes(model, path) == pytest.approx(6 + 64 * head)
-    assert sketches.passes(model, plain._replace(feature_draws=0)) == 64
-    assert sketches.passes(model._replace(head=None), plain) == 64
+    assert sketches.passes(model, path) == pytest.approx(6 + 6 * 11 * head)
+    odd = plain._replace(widths=(1.0, 4.0), feature_draws=3)  # two draws for each width
+    assert sketches.passes(model, odd) == pytest.approx(4 + 64 * head)
+    # Where every layer is drawn, the gradients' norms want one pass more.
+    assert sketches.passes(model, plain._replace(feature_draws=0)) == 65
+    assert sketches.passes(model._replace(head=None), plain) == 65
+    assert sketches.passes(model, plain._replace(feature_draws=0, match="gradients")) == 1
 
 
 # A client of logistic regression

@@ -172,10 +172,14 @@ def check(config: Config) -> None:
 def build(config: Config, model: Model) -> Method:
     base = pfedbayes.build(config, model)
     coresets = upkeep_of(config, model)
+    printed = config.preset == "paper"
 
     def init_client(broadcast: Tree, data: ClientData) -> Tree:
         own = base.init_client(broadcast, data)
-        return {**own, **coresets.state(own["q"], data)}
+        state = coresets.state(own["q"], data)
+        if printed:  # whose selections train both branches: more than passes forward
+            del state["looked"]
+        return {**own, **state}
 
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         upkeep.aged(working)
@@ -196,7 +200,6 @@ def build(config: Config, model: Model) -> Method:
         working["refreshes"] += 1
         return working
 
-    printed = config.preset == "paper"
     return base._replace(
         name="coreset-pfedbayes",
         init_client=init_client,

@@ -2,7 +2,7 @@
 
 1. Draw. Point j is taken with probability pi_j, a mixture of an even part (`floor`) and one in
    proportion to its score, the norm of its last-layer gradient under the posterior; with weight
-   1 / pi_j the coreset's log-likelihood is unbiased for that of all data, wherever training goes.
+   1 / pi_j an independent draw is unbiased for all data's log-likelihood, wherever training goes.
 2. In turn. What a point is owed, sum_t pi_j(t) less the times it was taken, is remembered, and so
    is what its class is owed; classes that are owed most come first, and in each of them the points
    that are. Over many choices each is taken as often as its pi says, and as evenly in time as can
@@ -18,7 +18,8 @@
    unbiased weights.
 
 A solver of Eq. 4 (`matching.py`) fits the same potentials more closely, and is right only as long
-as the posterior stays where they were drawn. This one is right in expectation anywhere.
+as the posterior stays where they were drawn. This one is right on average anywhere, over a few
+choices: turns make up later for what a small choice rounds, a class of half a place among them.
 """
 
 from __future__ import annotations

@@ -73,5 +73,7 @@ def cost(selector: str, model: Model, settings: Settings) -> float:
     own = named(selector).passes
     if own is not None:
         return own
-    part = settings.pool if selector == "calibrated" else 1.0  # a solver looks at all points
-    return part * sketches.passes(model, settings)
+    passes = sketches.passes(model, settings)
+    if selector != "calibrated":  # a solver looks at all points, whatever the pool
+        return passes
+    return settings.pool * (passes + (settings.score == "loss"))  # losses want a pass of their own

@@ -92,11 +92,14 @@ def centres(look: Look) -> list[Tensor]:
 
 
 def passes(model: Model, settings: Settings) -> float:
-    """What a sketch costs a point, in forward passes: F of them, and the heads."""
-    many = 2 if settings.around == "path" else 1
-    draws = settings.draws or DRAWS
-    if model.head is None or settings.feature_draws == 0:
-        return many * draws
+    """What a sketch costs a point, in forward passes: those of the lower layers, and the heads."""
+    shared = settings.feature_draws
+    if settings.match == "gradients":
+        return float(max(1, shared))
+    draws, many = settings.draws or DRAWS, len(settings.widths)
+    many *= 2 if settings.around == "path" else 1
+    each, lower = -(-draws // many), -(-shared // many)
+    if model.head is None or lower == 0 or lower >= each:
+        return many * each + 1.0  # one more for the gradients' norms
     part = (model.head.bias.stop - model.head.weight.start) / model.size
-    heads = 0.0 if settings.match == "gradients" else draws * part
-    return max(settings.feature_draws, many * len(settings.widths)) + heads
+    return float(many * (lower + each * part))

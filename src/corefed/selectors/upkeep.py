@@ -73,6 +73,7 @@ class Upkeep(NamedTuple):
         if rule.stale > 0:
             kept = look & ~due & ~whole
             due |= self._judge(working, data, k, streams, kept).over_uniform > rule.stale
+        owed = working["owed"].clone() if rule.stale > 0 else working["owed"]
         self._choose(working, data, k, streams, due.nonzero().squeeze(-1).tolist())
         fresh = due & (look | (rule.stale > 0))
         quality = self._judge(working, data, k, streams, fresh)
@@ -80,6 +81,7 @@ class Upkeep(NamedTuple):
         if bool(worse.any()):
             plain = uniform(data, self.fraction, streams)
             working["weight"] = torch.where(worse.unsqueeze(-1), plain, working["weight"])
+            working["owed"] = torch.where(worse.unsqueeze(-1), owed, working["owed"])
             working["over_uniform"] = working["over_uniform"].masked_fill(worse, 1.0)
         working["weight"] = torch.where(whole.unsqueeze(-1), data.weight, working["weight"])
         for figure in ("held_out_error", "over_uniform"):
@@ -103,10 +105,20 @@ class Upkeep(NamedTuple):
         )  # fmt: skip
         working["weight"][rows], working["owed"][rows] = selectors.get(self.selector)(look)
         working["refreshes"][rows] += 1
-        passes = renewal.cost(self.selector, self.model, self.settings)
-        working["looked"][rows] += passes * part.size
+        working["looked"][rows] += self._passes(part, k[rows]) * part.size
         if self.remembers:
             working["before"][rows] = own["q"]
+
+    def _passes(self, data: ClientData, k: Tensor) -> Tensor:
+        """[C] forward passes of each point that a choice costs."""
+        settings = [self.settings] * len(k)
+        if self.selector == "matching":  # whose S follows k
+            bound, asked = self.settings.memory_mb, self.settings.draws
+            pairs = zip(k.tolist(), data.size.tolist(), strict=True)
+            drawn = (selection.draws_for(kept, n, asked, bound) for kept, n in pairs)
+            settings = [self.settings._replace(draws=draws) for draws in drawn]
+        costs = [renewal.cost(self.selector, self.model, each) for each in settings]
+        return torch.tensor(costs, device=k.device)
 
     def _judge(
         self, working: Tree, data: ClientData, k: Tensor, streams: Streams, due: Tensor
