@@ -38,9 +38,7 @@ DIGITS: dict[str, Any] = {
     "rounds": 3, "local_steps": 4, "batch_size": 20, "hidden": "8", "evaluate_every": 1,
     "evaluate_draws": 3,
 }  # fmt: skip
-SMALL = {
-    "fraction": 0.4, "draws": 40, "feature_draws": 4, "check_draws": 8, "max_iterations": 10,
-}  # fmt: skip
+SMALL = {"fraction": 0.4, "draws": 40, "feature_draws": 4, "check_draws": 8}
 
 
 def simulate(flags: dict[str, Any]) -> tuple[list[dict[str, Any]], Tree]:

@@ -82,7 +82,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "random-subset": [{"redraw_every": 2}, {"base": "fedavg", "redraw_every": 3}],
     "pfedme": [{"inner_steps": 2, "beta": 0.5, "penalty": 5.0}],
     "per-fedavg": [{"variant": "hf", "beta": 0.1, "adapt_steps": 3}],
-    "coreset-pfedbayes": [{"check_every": 2, "refresh_every": 3}],
+    "coreset-pfedbayes": [
+        {"check_every": 2, "refresh_every": 3},
+        {"pool": 0.7, "around": "path", "moved": 0.01, "refresh_every": 2},
+    ],
 }
 """More rows of a method than its defaults and its presets."""
 
