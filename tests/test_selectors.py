@@ -14,6 +14,7 @@ from torch import Tensor
 
 from corefed import selectors
 from corefed.errors import UserError
+from corefed.rng import Streams
 from corefed.selectors import gradmatch, guard, sampling
 from corefed.selectors.frame import Choice, Look, Selector
 
@@ -144,3 +145,22 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 def test_names_and_texts_need_no_torch() -> None:
     code = "import sys, corefed.selectors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "matching"])
+def test_a_gpu_chooses_as_a_cpu_does(name: str) -> None:
+    """From the CPU's draws. Not of A-IHT, which can turn a rounding into another coreset."""
+    look = look_of("classes", (40, 25, 33), (8, 5, 12))
+    there = look._replace(
+        q=look.q.cuda(),
+        z=look.z.cuda(),
+        data=look.data.to(torch.device("cuda")),
+        k=look.k.cuda(),
+        memory=look.memory.cuda(),
+        streams=Streams(look.streams.who, look.streams.round, "cuda", "cpu"),
+    )
+    expected = selectors.get(name)(look).weight
+    torch.testing.assert_close(
+        selectors.get(name)(there).weight.cpu(), expected, rtol=1e-3, atol=1e-4
+    )
