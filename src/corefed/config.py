@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 
 from corefed import ranges
-from corefed.errors import UserError
+from corefed.errors import UserError, did_you_mean
 from corefed.methods import registry
 from corefed.values import parse, to_toml_value
 
@@ -196,8 +196,7 @@ def check_model(model: str) -> None:
     known = ("auto", "mlp", "cnn")
     if model in (*known, MEMORY) or re.fullmatch(rf"{_DOTTED}:{_DOTTED}", model):
         return
-    nearest = get_close_matches(model, known, n=1)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    hint = did_you_mean(model, known)
     raise UserError(
         f"model is {model!r}; it must be {', '.join(known)}, or package.module:factory for a "
         f"network of your own.{hint}"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from corefed.errors import UserError
+from corefed.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from corefed.coreset.problem import Solver
@@ -50,8 +49,7 @@ DEFAULT = "exchange"
 def named(name: str) -> Entry:
     """What is known of a solver; an unknown one is a sentence with the nearest."""
     if name not in SOLVERS:
-        nearest = get_close_matches(name, SOLVERS, n=1)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        hint = did_you_mean(name, SOLVERS)
         raise UserError(f"There is no solver {name!r}.{hint} There are {', '.join(SOLVERS)}.")
     return SOLVERS[name]
 

@@ -190,7 +190,7 @@ def build(config: Config, model: Model) -> Method:
     ) -> Tree:  # CoresetOptUpdate of Algorithm 1
         everyone = torch.ones_like(working["age"], dtype=torch.bool)
         for rows, draws in _groups(config, everyone, data):
-            part, mine = upkeep.trimmed(data, rows), streams.subset(rows)
+            part, mine = frame.trimmed(data, rows), streams.subset(rows)
             own = {name: value[rows] for name, value in working.items()}
             w = coreset_opt_update(config, model, base, own, part, mine, work, draws)
             quality = coresets.quality(own["q"], w, part, mine)

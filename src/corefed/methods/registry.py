@@ -8,12 +8,11 @@ has `Config`, a frozen dataclass, and `build(config, model) -> Method`; it may h
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from corefed.errors import UserError
+from corefed.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from corefed.models import Model
@@ -76,8 +75,7 @@ METHODS: dict[str, Entry] = {
 def module(name: str) -> ModuleType:
     """The module of a method, imported now."""
     if name not in METHODS:
-        nearest = get_close_matches(name, METHODS, n=1)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        hint = did_you_mean(name, METHODS)
         raise UserError(f"There is no method {name!r}.{hint} Known: {', '.join(METHODS)}.")
     return import_module(METHODS[name].module)
 

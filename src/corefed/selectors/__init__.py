@@ -5,11 +5,10 @@ The modules are imported when asked for: names and texts need no torch.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from corefed.errors import UserError
+from corefed.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from corefed.selectors.frame import Selector
@@ -57,8 +56,7 @@ SELECTORS: dict[str, Entry] = {
 def named(name: str) -> Entry:
     """What is known of a selector; an unknown one is a sentence with the nearest."""
     if name not in SELECTORS:
-        nearest = get_close_matches(name, SELECTORS, n=1)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        hint = did_you_mean(name, SELECTORS)
         raise UserError(f"There is no selector {name!r}.{hint} There are {', '.join(SELECTORS)}.")
     return SELECTORS[name]
 

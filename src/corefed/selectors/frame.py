@@ -78,4 +78,14 @@ class Choice(NamedTuple):
     memory: Tensor  # [C, n] for the next time
 
 
+def trimmed(data: ClientData, rows: list[int]) -> ClientData:
+    """Some clients, padded to the largest of them only; padding comes last.
+
+    So a client on its own is chosen for in the same shapes wherever it is, and to the same bit:
+    A-IHT can turn a rounding into another coreset.
+    """
+    n = int((data.weight[rows] > 0).sum(-1).max())
+    return ClientData(*(field[rows][:, :n] for field in data))
+
+
 Selector = Callable[[Look], Choice]

@@ -14,8 +14,7 @@ from __future__ import annotations
 import torch
 
 from corefed.selectors import sampling
-from corefed.selectors.frame import Choice, Look, Selector
-from corefed.types import ClientData
+from corefed.selectors.frame import Choice, Look, Selector, trimmed
 
 POINTS = 1 << 17
 """Points of all clients together, so that 4096 numbers each take 2 GiB."""
@@ -44,13 +43,13 @@ def guarded(selector: Selector) -> Selector:
 
 def part(look: Look, rows: list[int]) -> Look:
     """Some of the clients, padded to the largest of them only."""
-    n = int(look.n[rows].max())  # padding comes last
+    data = trimmed(look.data, rows)
     return look._replace(
         q=look.q[rows],
         z=look.z[rows],
-        data=ClientData(*(field[rows][:, :n] for field in look.data)),
+        data=data,
         k=look.k[rows],
-        memory=look.memory[rows][:, :n],
+        memory=look.memory[rows][:, : data.weight.shape[1]],
         streams=look.streams.subset(rows),
         before=None if look.before is None else look.before[rows],
     )

@@ -27,7 +27,7 @@ from corefed.methods.subset import subset_size
 from corefed.models import Model
 from corefed.rng import Streams
 from corefed.selectors import renewal, sketches
-from corefed.selectors.frame import Look, Settings
+from corefed.selectors.frame import Look, Settings, trimmed
 from corefed.types import ClientData, Tree, Work
 
 
@@ -77,8 +77,8 @@ class Upkeep(NamedTuple):
         self._choose(working, data, k, streams, due.nonzero().squeeze(-1).tolist())
         fresh = due & (look | (rule.stale > 0))
         quality = self._judge(working, data, k, streams, fresh)
-        worse = (quality.error > quality.uniform) & (rule.stale > 0)
-        if bool(worse.any()):
+        worse = quality.error > quality.uniform
+        if rule.stale > 0 and bool(worse.any()):
             plain = uniform(data, self.fraction, streams)
             working["weight"] = torch.where(worse.unsqueeze(-1), plain, working["weight"])
             working["owed"] = torch.where(worse.unsqueeze(-1), owed, working["owed"])
@@ -168,13 +168,3 @@ def report(private: Tree) -> Tree:
         "size": (private["weight"] > 0).sum(-1),
         "refreshes": private["refreshes"],
     }
-
-
-def trimmed(data: ClientData, rows: list[int]) -> ClientData:
-    """Some clients, padded to the largest of them only.
-
-    So a client on its own is solved for in the same shapes wherever it is, and to the same bit:
-    A-IHT can turn a rounding into another coreset.
-    """
-    n = int((data.weight[rows] > 0).any(0).nonzero().max()) + 1  # padding comes last
-    return ClientData(*(field[rows][:, :n] for field in data))
