@@ -12,7 +12,7 @@ help:
 	@echo "make run          train on the built-in digits, print a comparison and write a page (under 90 s)"
 	@echo "make federation-demo  a server and three clients as processes, one killed on the way"
 	@echo "make test         style, types, the built wheel and all tests"
-	@echo "make lint         style and types only"
+	@echo "make lint         style, types and the order of imports"
 	@echo "make check        tests only; make check ARGS='-k coreset' picks some"
 	@echo "make format       put the code into shape"
 	@echo "make wheel-check  build the wheel and run it from outside the source tree"
@@ -84,6 +84,8 @@ lint: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	@echo "==> imports only go down"
+	$(BIN)/lint-imports --no-logo --no-cache
 
 # Data that lie beside the checkout are used unless COREFED_DATA names others.
 ifeq ($(origin COREFED_DATA), undefined)
@@ -111,7 +113,8 @@ wheel-check: install
 	cd "$$folder" && export PYTHONPATH="$$folder/site" && \
 	"$$python" -c 'import corefed, os; assert corefed.__file__.startswith(os.environ["PYTHONPATH"])' && \
 	"$$python" -m corefed --version && \
-	"$$folder/site/bin/corefed" methods
+	"$$folder/site/bin/corefed" methods && \
+	test ! -e "$$folder/site/corefed_studies"
 
 # --- The documentation ---------------------------------------------------------------------------
 

@@ -19,10 +19,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer.models import ParameterInfo
 
-from corefed import cli, describe
+from corefed.base.pages import lines
+from corefed.commands import cli
 from corefed.federation.rules import Rules
 from corefed.methods.registry import METHODS
-from corefed.pages import lines
+from corefed.settings import describe
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,13 +9,13 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "Experiment": "corefed.config",
-    "Federation": "corefed.estimator",
-    "Run": "corefed.config",
-    "UserError": "corefed.errors",
-    "prepare": "corefed.experiment",
-    "resolve": "corefed.config",
-    "train": "corefed.runtime.rounds",
+    "Experiment": "corefed.settings.config",
+    "Federation": "corefed.use.estimator",
+    "Run": "corefed.settings.config",
+    "UserError": "corefed.base.errors",
+    "prepare": "corefed.training.setup",
+    "resolve": "corefed.settings.config",
+    "train": "corefed.training.rounds",
 }
 
 

@@ -1,6 +1,6 @@
 """`python -m corefed` is `corefed`."""
 
-from corefed.cli import main
+from corefed.commands.cli import main
 
 if __name__ == "__main__":
     main()

@@ -1,1 +1,4 @@
-"""Mean-field Gaussian posteriors: sampling, KL, the weighted objective, the predictive."""
+"""Mean-field Gaussian posteriors: sampling, KL, the weighted objective, predictions.
+
+May import models and base.
+"""

@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from corefed.base.types import Batch
 from corefed.bayes import gaussian
-from corefed.models import Model
-from corefed.types import Batch
+from corefed.models.network import Model
 
 
 def weighted_nll(model: Model, theta: Tensor, batch: Batch) -> Tensor:

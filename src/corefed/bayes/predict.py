@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from corefed.bayes import gaussian
-from corefed.models import Model
+from corefed.models.network import Model
 
 
 def predictive(model: Model, v: Tensor, x: Tensor, noise: Tensor, points: int = 512) -> Tensor:

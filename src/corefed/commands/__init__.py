@@ -1,1 +1,4 @@
-"""The commands of the command line: flags and help texts, and one call each."""
+"""The command line: one file per command.
+
+May import every other room of corefed.
+"""

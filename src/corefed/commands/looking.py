@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from corefed.base.errors import UserError
 from corefed.commands.options import ClientColumn, Json, Target
-from corefed.errors import UserError
 from corefed.methods.registry import METHODS
 
 REPORT_EXAMPLES = """Examples:
@@ -28,7 +28,7 @@ def compare(
     ] = None,
 ) -> None:
     """Put runs side by side: accuracies, calibration, cost. Unfinished runs are shown as such."""
-    from corefed import report
+    from corefed.show import report
 
     results = report.load(folders)
     if plot is not None:
@@ -55,7 +55,7 @@ def report(
 
     It needs no other file and no network. Several runs are compared, with paired tests.
     """
-    from corefed import page
+    from corefed.show import page
 
     size = page.write(folders, out, title=title, baseline=baseline, images=not no_images)
     print(f"wrote {out} ({size / 1e6:.1f} MB); open it in a browser")
@@ -66,7 +66,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Show it once, and do not wait.")] = False,
 ) -> None:
     """Follow a run in the terminal: rounds, time left, metrics, curves, cost. Ctrl-C leaves it."""
-    from corefed import watching
+    from corefed.show import watch as watching
 
     raise typer.Exit(watching.watch(folder, once=once))
 
@@ -84,7 +84,8 @@ def methods(
             table.add_row(known, entry.description)
         Console().print(table)
         return
-    from corefed import describe, report
+    from corefed.settings import describe
+    from corefed.show import report
 
     own = describe.of_method(name)
     for title, settings in ((f"settings of {name}", own), ("of every run", describe.of_run())):
@@ -118,11 +119,11 @@ def datasets(
     """
     from rich.table import Table
 
-    from corefed.config import OWN, resolve
     from corefed.data import datasets as known
     from corefed.data import partition as partitions
     from corefed.data import validation
-    from corefed.report import console
+    from corefed.settings.config import OWN, resolve
+    from corefed.show.report import console
 
     if show is None:
         if write is not None:
@@ -133,7 +134,7 @@ def datasets(
         console().print(table)
         return
     if show.startswith(OWN):
-        from corefed import experiment
+        from corefed.training import setup
 
         flags = {
             "data": show,
@@ -145,9 +146,9 @@ def datasets(
             "data_dir": None if data_dir is None else str(data_dir),
         }
         given = {key: value for key, value in flags.items() if value is not None}
-        run = experiment.concrete(resolve(None, given, assignments or [])).run
+        run = setup.concrete(resolve(None, given, assignments or [])).run
         spec = run.partition
-        dataset = experiment.pool(run, spec, seed)
+        dataset = setup.pool(run, spec, seed)
     else:
         if target or client or assignments:
             raise UserError("--target, --client and --set are for table:PATH and npz:PATH.")

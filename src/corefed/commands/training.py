@@ -97,7 +97,7 @@ def run(
         "data_dir": str(data_dir) if data_dir is not None else None,
     }
     given = {key: value for key, value in flags.items() if value is not None}
-    from corefed.running import execute
+    from corefed.commands.running import execute
 
     code = execute(
         config,

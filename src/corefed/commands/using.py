@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from corefed.base.errors import UserError
 from corefed.commands.options import Json
-from corefed.errors import UserError
 
 PREDICT_EXAMPLES = """Examples:
 
@@ -52,8 +52,8 @@ def predict(
     """Predict new points of a client: how sure the model is, and which a person should review."""
     if model not in (None, "personal", "global"):
         raise UserError(f"--model is {model!r}; it must be personal or global.")
-    from corefed import prediction_table
-    from corefed.predicting import Settings
+    from corefed.commands import prediction_table
+    from corefed.use.predictions import Settings
 
     settings = Settings(by, target_error, confidence, tolerance, level)
     prediction_table.execute(
@@ -97,7 +97,7 @@ def personalize(
     json: Json = False,
 ) -> None:
     """Give a client that took no part a model of its own, in seconds; nobody else is retrained."""
-    from corefed import personalizing
+    from corefed.commands import personalizing
 
     personalizing.execute(
         folder,
@@ -134,8 +134,8 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a model for use without corefed: weights, a program of torch.export, a model card."""
-    from corefed import exporting
+    from corefed.use.export import package
 
-    exporting.execute(
+    package.execute(
         folder, out, client=client, shared=shared, seed=seed, with_program=program, json=json
     )

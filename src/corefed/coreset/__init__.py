@@ -1,5 +1,7 @@
 """Bayesian coresets: a small weighted subset whose log-likelihood stands in for all data's.
 
+May import bayes and the rooms below it.
+
 `build` makes one for any PyTorch model, `Coreset` is what it makes, `SOLVERS` are the ways to it.
 Importing this package costs nothing: the names below are fetched, and torch with them, when they
 are first used. (`build` lives in `engine.py`: a module of the same name would shadow it.)

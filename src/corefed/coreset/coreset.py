@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from corefed import __version__, files
+from corefed import __version__
+from corefed.base import files
+from corefed.base.errors import UserError
 from corefed.coreset import draws as posteriors
 from corefed.coreset import likelihoods, modules, sources
 from corefed.coreset.likelihoods import LogLikelihood
-from corefed.errors import UserError
 
 SCHEMA = 1
 TENSORS, ABOUT, TABLE = "coreset.safetensors", "coreset.json", "coreset.csv"

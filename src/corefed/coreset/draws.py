@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corefed import rng
+from corefed.base import rng
+from corefed.base.errors import UserError
 from corefed.bayes import gaussian
 from corefed.bayes.regression import Normal
-from corefed.errors import UserError
 
 Theta = Tensor | dict[str, Tensor]
 """One draw, or many stacked along the first axis: one tensor, or tensors by name."""

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corefed import rng
+from corefed.base import rng
+from corefed.base.errors import UserError
 from corefed.coreset import draws as posteriors
 from corefed.coreset import likelihoods, modules, passes, solvers, sources
 from corefed.coreset.coreset import Coreset, Diagnostics
@@ -31,7 +32,6 @@ from corefed.coreset.draws import Draws, Posterior
 from corefed.coreset.passes import Progress, Work
 from corefed.coreset.problem import Problem, Solution, norm2
 from corefed.coreset.refit import choose_shrink, refit
-from corefed.errors import UserError
 
 Resample = Callable[[Tensor, Tensor, int, torch.Generator], Any]
 """(indices, weights, number of draws, generator) -> stacked draws of the coreset's posterior."""
@@ -225,7 +225,7 @@ def _place(
     if device is None:
         return first.device, first.dtype
     if isinstance(device, str):
-        from corefed.experiment import device_for
+        from corefed.base.device import device_for
 
         device = device_for(device)
     return device, first.dtype

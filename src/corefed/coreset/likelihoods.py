@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from corefed.base.errors import UserError
 from corefed.coreset import sources
 from corefed.coreset.draws import Draws, Theta, leaves, tree
-from corefed.errors import UserError
 
 LogLikelihood = Callable[[Any, Any, Any], Tensor]
 """(theta, x, y) -> one log-likelihood a point."""

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from corefed.base.errors import UserError
 from corefed.coreset.draws import Theta
 from corefed.coreset.likelihoods import LogLikelihood
-from corefed.errors import UserError
 
 
 def function_of(target: object, likelihood: object, noise: float) -> LogLikelihood:

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.coreset import likelihoods, sources
 from corefed.coreset.draws import Draws
 from corefed.coreset.likelihoods import PerExample
 from corefed.coreset.problem import Points, Problem
 from corefed.coreset.sources import Batch, Source
 from corefed.coreset.store import FileStore, MemorySink, Recompute, Sink
-from corefed.errors import UserError
 
 Progress = Callable[[str, int, int], None]
 """(stage, done, of how many)"""

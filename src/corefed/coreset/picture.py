@@ -6,8 +6,9 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corefed import files, report
-from corefed.errors import UserError
+from corefed.base import files
+from corefed.base.errors import UserError
+from corefed.base.panels import panels
 
 if TYPE_CHECKING:
     from corefed.coreset.coreset import Coreset
@@ -27,7 +28,7 @@ def draw(coreset: Coreset, path: Path) -> None:
 
 def render(coreset: Coreset, suffix: str = "png") -> bytes:
     """The picture as a file's content."""
-    figure, (likelihoods, weights, errors) = report.panels(3)
+    figure, (likelihoods, weights, errors) = panels(3)
     d = coreset.diagnostics
     figure.suptitle(
         f"{d.kept:,} of {d.n:,} points by {d.solver}: error on fresh draws {d.held_out_error:.2g}"

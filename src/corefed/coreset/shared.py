@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from corefed.bayes import gaussian
-from corefed.models import Model
+from corefed.models.network import Model
 
 BODIES = 50
 """Draws of the lower layers: their part of the Gram matrix comes out smaller by 1 - 1/50."""

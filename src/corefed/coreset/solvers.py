@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from corefed.errors import UserError, did_you_mean
+from corefed.base.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from corefed.coreset.problem import Solver

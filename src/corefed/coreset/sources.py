@@ -28,7 +28,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 
 Batch = tuple[Any, Any]
 """(x, y) of some points."""

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.coreset import support
 from corefed.coreset.omp import BLOCKS
 from corefed.coreset.problem import Problem, Solution
 from corefed.coreset.refit import refit
-from corefed.errors import UserError
 
 Resample = Callable[[Tensor, int], Problem]
 

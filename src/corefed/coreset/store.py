@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.coreset.problem import Dense, Points
-from corefed.errors import UserError
 
 BLOCK = 16 << 20
 """Bytes read at once: large against the cost of a call, small against memory."""

@@ -1,4 +1,7 @@
-"""Data: load a pool of points, deal it to clients, stack the clients."""
+"""Data: load a pool of points, split it between clients, stack the clients.
+
+May import settings and the rooms below it.
+"""
 
 from corefed.data.clients import FederatedData, federate, stack
 from corefed.data.dataset import Dataset

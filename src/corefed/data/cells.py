@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 
 MISSING = frozenset({"", "?", ".", "-", "na", "n/a", "nan", "null", "none"})
 """What people write where there is no value, in small letters."""

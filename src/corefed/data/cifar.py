@@ -21,8 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.data.fetch import cache, locate, roots
-from corefed.errors import UserError
 
 Bytes = npt.NDArray[np.uint8]
 

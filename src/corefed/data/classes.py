@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 
 MOST = 10_000
 """Classes at most; a column with more of them is an identifier or a measurement."""

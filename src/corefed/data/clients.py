@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
+from corefed.base.types import ClientData
 from corefed.data import scaling
 from corefed.data.dataset import Dataset
 from corefed.data.partition import Split
 from corefed.data.preparation import Preparation, Unit
-from corefed.errors import UserError
-from corefed.types import ClientData
 
 
 class FederatedData(NamedTuple):

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from corefed.base.errors import UserError
 from corefed.data import sources
 from corefed.data.sources import Block, Cells, Numbers
-from corefed.errors import UserError
 
 if TYPE_CHECKING:
     from corefed.data.profile import Profile

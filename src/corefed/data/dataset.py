@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.data.cells import shown
 from corefed.data.columns import Layout
-from corefed.errors import UserError
 
 
 class Dataset(NamedTuple):

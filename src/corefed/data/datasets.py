@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from corefed.config import LOCAL
+from corefed.base.errors import UserError
 from corefed.data import (
     cifar,
     embedding,
@@ -30,10 +30,10 @@ from corefed.data import (
 from corefed.data.dataset import Dataset, check, select, without_small
 from corefed.data.pictures import ImageSet
 from corefed.data.table import Settings
-from corefed.errors import UserError
+from corefed.settings.config import LOCAL
 
 if TYPE_CHECKING:
-    from corefed.config import Embedding
+    from corefed.settings.config import Embedding
 
 
 _DESCRIPTIONS = {

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 
 Indices = npt.NDArray[np.int64]
 

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.data import fetch, networks
 from corefed.data.networks import EMBEDDERS, Embedder
 from corefed.data.pictures import ImageSet, Pictures, UnreadableError, square, workers
-from corefed.errors import UserError
 
 if TYPE_CHECKING:
-    from corefed.config import Embedding
+    from corefed.settings.config import Embedding
 
 PREPARATION = 1
 """Grows when pixels reach a network in another way, so that older features are not used."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from corefed import files
+from corefed.base import files
 from corefed.data import scaling
 from corefed.data.dataset import Dataset
 from corefed.data.partition import Split

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 
 if TYPE_CHECKING:
     from rich.progress import Progress

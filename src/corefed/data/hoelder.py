@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 
 Array = npt.NDArray[np.float64]
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.data.fetch import locate
-from corefed.errors import UserError
 
 
 class Source(NamedTuple):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from corefed.base.errors import UserError
 from corefed.data.pictures import ENDINGS, ImageSet, Pictures, digest, read, require_pillow
-from corefed.errors import UserError
 
 HIDDEN = (".", "__MACOSX")  # the second is what a Mac adds to an archive
 TRAIN, VALIDATION, TEST = "train", ("val", "valid", "validation"), "test"

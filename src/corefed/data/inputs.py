@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.data import columns, raw, raw_table, scaling
 from corefed.data.preparation import Preparation
-from corefed.errors import UserError
 
 
 class Inputs(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from corefed.base.errors import UserError
 from corefed.data.pictures import ImageSet, Pictures, require_pillow, rgb
-from corefed.errors import UserError
 
 PARTS = ("train", "val", "test")
 LABELS: dict[str, tuple[str, ...]] = {"octmnist": ("cnv", "dme", "drusen", "normal")}

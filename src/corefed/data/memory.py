@@ -17,14 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from corefed.config import MEMORY, Run
+from corefed.base.errors import UserError
 from corefed.data import classes as naming
-from corefed.data import clients
+from corefed.data import clients, held_out
 from corefed.data.clients import FederatedData
 from corefed.data.dataset import Dataset
 from corefed.data.partition import Split
-from corefed.errors import UserError
-from corefed.federation.reading import local_data
+from corefed.models.names import MEMORY
+from corefed.settings.config import Run
 
 Array = npt.NDArray[Any]
 Clients = Mapping[Any, Sequence[Any]]
@@ -48,7 +48,7 @@ class Pool(NamedTuple):
         found = []
         for rows in self.trained:
             mine = self.dataset._replace(x=self.dataset.x[rows], y=self.dataset.y[rows])
-            test = local_data.drawn(mine, fraction, seed)
+            test = held_out.drawn(mine, fraction, seed)
             found.append(Split(rows[~test], rows[test]))
         return found
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 
 if TYPE_CHECKING:
-    from corefed.config import Embedding
+    from corefed.settings.config import Embedding
 
 Apply = Callable[[Tensor], Tensor]  # uint8 [B, 3, size, size] -> [B, *shape]
 

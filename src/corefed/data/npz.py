@@ -22,9 +22,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.data import classes
 from corefed.data.dataset import Dataset
-from corefed.errors import UserError
 
 Array = npt.NDArray[Any]
 CLIENTS = ("client", "clients", "group", "groups")

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.data import dealing
 from corefed.data.dataset import Dataset
 from corefed.data.dealing import Indices, Pool
-from corefed.errors import UserError
 
 SPECS = {
     "shards-small": "shards-small",

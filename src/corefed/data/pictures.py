@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 
 if TYPE_CHECKING:
     from PIL import Image

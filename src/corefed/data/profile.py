@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from corefed.base.errors import UserError
 from corefed.data import sources
 from corefed.data.columns import Column
 from corefed.data.sources import Cells, Source
-from corefed.errors import UserError
 
 MOST_CATEGORIES = 50
 """Of a column: each is a feature, and one that a handful of rows has teaches nothing."""

@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.data import classes as naming
 from corefed.data import embedding, images, npz
 from corefed.data.preparation import Preparation
-from corefed.errors import UserError
 
 
 class Raw(NamedTuple):

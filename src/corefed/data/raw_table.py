@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.data import columns, sources
 from corefed.data.cells import is_number, shown
 from corefed.data.preparation import Preparation
 from corefed.data.raw import Raw, indices, optional
 from corefed.data.sources import Numbers, Source
-from corefed.errors import UserError
 
 
 def read(path: Path, preparation: Preparation, target_wanted: bool, memory_mb: int) -> Raw:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.data import columns
 from corefed.data.preparation import Preparation, Scale
-from corefed.errors import UserError
 
 if TYPE_CHECKING:
     from corefed.data.dataset import Dataset

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from corefed.base.errors import UserError
 from corefed.data import cells as text
 from corefed.data.cells import BLOCK
-from corefed.errors import UserError
 
 Numbers = npt.NDArray[np.float64]
 Cells = Sequence[str] | Numbers

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 
 _LINEAR, _SMOOTH = 0x11EA, 0x5300  # keep the draws of one seed apart
 WAVES = 4  # sines in a smooth function: enough not to be one ridge, few enough to learn

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.data import classes, columns, profile, sources
 from corefed.data.cells import shown
 from corefed.data.columns import Column, Layout
 from corefed.data.dataset import Dataset
 from corefed.data.profile import Profile, Role
 from corefed.data.sources import Numbers, Source
-from corefed.errors import UserError
 
 MOST_CLIENTS = 1000
 """Each has a model of its own; a column with more values is an identifier or a measurement."""

@@ -1,5 +1,7 @@
 """A real federation: separate machines that train together through Flower.
 
+May import show and the rooms below it.
+
     protocol.py   what is asked of a client and what it answers: the whole wire contract
     client.py     the client's half: data, private state (store.py), one answer a task
     server.py     the server's half: rounds with deadlines, quorum, checks, checkpoints
@@ -11,6 +13,6 @@
     operate/      folders, keys, commands: what the operator does
     engine/       Flower's programs, fenced and warmed
 
-`runtime/flower.py`, with records.py and flower_link.py beside it, ties the two halves to Flower's
-ClientApp and ServerApp; nothing else of the training knows about Flower.
+flower.py, with records.py and flower_link.py, ties the two halves to Flower's ClientApp and
+ServerApp; nothing else of the training knows about Flower.
 """

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from corefed import evaluate
-from corefed.evaluate import BINS
+from corefed.base.types import Tree
 from corefed.federation.protocol import Reply
-from corefed.runtime.rounds import by_label, figures_of
-from corefed.types import Tree
+from corefed.training import evaluate
+from corefed.training.evaluate import BINS
+from corefed.training.rounds import by_label, figures_of
 
 MODELS = ("personal", "global", "localized")
 

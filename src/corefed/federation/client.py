@@ -22,22 +22,24 @@ from typing import Any, NamedTuple
 
 import torch
 
-from corefed import config, experiment, own_model
-from corefed.config import Experiment
+from corefed.base.device import device_for
+from corefed.base.errors import UserError
+from corefed.base.rng import SERVER, Streams, Who
+from corefed.base.types import ClientData, Method, Tree, Work
 from corefed.data.preparation import Preparation
-from corefed.errors import UserError
-from corefed.evaluate import of_clients
-from corefed.federation import digest, keeping
+from corefed.federation import digest, keeping, wire
 from corefed.federation.protocol import Reply, Task
 from corefed.federation.reading import local_data
 from corefed.federation.store import Store
 from corefed.federation.trust import privacy
 from corefed.methods import registry
-from corefed.models import Model
-from corefed.rng import SERVER, Streams, Who
-from corefed.runtime import wire
-from corefed.runtime.local import local_round
-from corefed.types import ClientData, Method, Tree, Work
+from corefed.models import own
+from corefed.models.network import Model
+from corefed.settings import config
+from corefed.settings.config import Experiment
+from corefed.training import setup
+from corefed.training.evaluate import of_clients
+from corefed.training.local import local_round
 
 SPLIT_SEED = 0
 """Of the test part of data without one: the client's own, the same in every run."""
@@ -189,10 +191,8 @@ def _prepare(task: Task, place: Place, wanted: Experiment) -> Desk:
         train, test = local_data.fit(data, agreement)
     except UserError as error:  # speaks of shapes and names of classes, which were sent anyway
         raise PublicError(str(error)) from error
-    device = experiment.device_for(place.device)
-    model = experiment.network(
-        wanted.run, agreement.shape, len(agreement.classes), agreement.targets
-    )
+    device = device_for(place.device)
+    model = setup.network(wanted.run, agreement.shape, len(agreement.classes), agreement.targets)
     method = registry.build(wanted.run.method, wanted.settings, model)
     store = Store(place.state)
     store.claim(
@@ -227,7 +227,7 @@ def _experiment(task: Task) -> Experiment:
 def _refuse_code(wanted: Experiment, place: Place) -> None:
     """A server may choose among networks of corefed; what else it names is not even imported."""
     model = wanted.run.model
-    if own_model.is_own(model) and model != place.model:
+    if own.is_own(model) and model != place.model:
         raise PublicError(
             f"This client runs no code that a server names; for the model {model} its operator "
             f'must write model = "{model}" into client.toml.'

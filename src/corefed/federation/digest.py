@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from corefed.runtime import wire
+from corefed.federation import wire
 
 SIZE = 16  # bytes: two different trees share a digest with probability 2^-128
 

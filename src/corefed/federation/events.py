@@ -20,7 +20,6 @@ Event = Literal[
     "finished",
 ]  # fmt: skip
 
-FILE = "events.jsonl"
 LONGEST = 300
 
 

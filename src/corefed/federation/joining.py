@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from corefed import config, files
-from corefed.config import Experiment, Scaling
-from corefed.errors import UserError
+from corefed.base import files
+from corefed.base.errors import UserError
 from corefed.federation.events import Log
 from corefed.federation.link import Link, mismatch, wait_for
 from corefed.federation.protocol import Agreement, Task
 from corefed.federation.reading import local_data
 from corefed.federation.rules import Rules
+from corefed.settings import config
+from corefed.settings.config import Experiment, Scaling
 
 AGREEMENT = "agreement.json"
 

@@ -13,17 +13,16 @@ from pathlib import Path
 
 import torch
 
-from corefed import evaluate, fitted, record
-from corefed.config import Experiment, to_dict
+from corefed.base.types import ClientData, Method, Tree, Work
 from corefed.data.clients import FederatedData
 from corefed.data.columns import Column
 from corefed.data.preparation import Preparation
-from corefed.experiment import Setup
 from corefed.federation.protocol import Agreement
 from corefed.federation.reading.local_data import LocalData
-from corefed.models import Model
-from corefed.runtime import local
-from corefed.types import ClientData, Method, Tree, Work
+from corefed.models.network import Model
+from corefed.settings.config import Experiment, to_dict
+from corefed.training import evaluate, fitted, local, record
+from corefed.training.setup import Setup
 
 
 def prepared(data: LocalData, agreement: Agreement, target: str) -> Preparation:

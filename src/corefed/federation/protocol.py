@@ -12,10 +12,10 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 
 if TYPE_CHECKING:
-    from corefed.types import Tree
+    from corefed.base.types import Tree
 
 VERSION = 1
 """Of the protocol; a client and a server of different versions refuse each other."""

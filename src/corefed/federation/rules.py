@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from corefed import ranges
-from corefed.errors import UserError
-from corefed.federation import settings
+from corefed.base.errors import UserError
+from corefed.settings import ranges, toml
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ BOUNDS: dict[str, ranges.Range] = {
 
 def resolve(given: Mapping[str, object], where: str) -> Rules:
     """The rules that a table of a TOML file defines, checked."""
-    rules = settings.table(given, Rules, where)
+    rules = toml.table(given, Rules, where)
     check(rules, where)
     return rules
 

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from corefed import checkpoint, config, record, rng
-from corefed.config import Experiment
-from corefed.errors import UserError
-from corefed.experiment import network
-from corefed.federation import answers, events, joining
+from corefed.base import rng
+from corefed.base.errors import UserError
+from corefed.base.rng import SERVER, Streams, Who
+from corefed.base.types import Method, Tree, Update
+from corefed.federation import answers, joining, wire
 from corefed.federation.events import Log
 from corefed.federation.link import Link, mismatch, wait_for
 from corefed.federation.protocol import Agreement, Reply, Task
@@ -35,10 +35,11 @@ from corefed.federation.rules import Rules
 from corefed.federation.trust import checks, privacy, robust
 from corefed.federation.trust.spent import spent
 from corefed.methods import registry
-from corefed.rng import SERVER, Streams, Who
-from corefed.runtime import wire
-from corefed.runtime.rounds import due, peak_memory_mb, sent_of
-from corefed.types import Method, Tree, Update
+from corefed.settings import config
+from corefed.settings.config import Experiment
+from corefed.training import checkpoint, record
+from corefed.training.rounds import due, peak_memory_mb, sent_of
+from corefed.training.setup import network
 
 HISTORY = 5
 """Rounds whose accepted lengths say how long an update should be."""
@@ -74,7 +75,7 @@ class Collected(NamedTuple):
 
 def federate(path: Path, names: Sequence[str], rules: Rules, link: Link) -> dict[str, Any]:
     """Train the run in the folder `path` to its last round; its summary."""
-    log = Log(path / events.FILE)
+    log = Log(path / record.EVENTS)
     try:
         return _federate(record.Folder(path), names, rules, link, log)
     except UserError as error:

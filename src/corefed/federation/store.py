@@ -5,7 +5,7 @@
     RUN/upload-T.safetensors    what was sent in round T, where noise must not be drawn twice
 
 Two of each kind are kept: a server that was killed asks its last round again, and gets the same
-answer from the state before it. Every file is whole at every moment (`corefed.files`), and a state
+answer from the state before it. Every file is whole at every moment (`base/files.py`), and a state
 is removed only when one that follows it is safe, so kill -9 costs a round at most. Files and
 folders are readable by their owner alone.
 """
@@ -20,11 +20,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from corefed import files
-from corefed.errors import UserError
+from corefed.base import files
+from corefed.base.errors import UserError
+from corefed.base.types import Tree
 from corefed.federation import digest
 from corefed.federation.protocol import VERSION, check_run
-from corefed.types import Tree
 
 ABOUT, STATE, UPLOAD, DAMAGED = "about.json", "round", "upload", "damaged"
 KEPT = 2

@@ -1,1 +1,4 @@
-"""One method a file; `registry` names them all."""
+"""Federated methods, one per file; `registry` names them all.
+
+May import selectors and the rooms below it.
+"""

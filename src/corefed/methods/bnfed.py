@@ -31,15 +31,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corefed import optim
+from corefed.base.errors import UserError
+from corefed.base.rng import Streams
+from corefed.base.types import Batch, ClientData, Method, Tree, Update, Work
+from corefed.bayes import optim
 from corefed.bayes.predict import averaged
-from corefed.errors import UserError
-from corefed.layers import Array, Index, join, split, take
-from corefed.matching import Prior, find, match_networks, popular
 from corefed.methods.fedavg import gradient
-from corefed.models import Model, mlp
-from corefed.rng import Streams
-from corefed.types import Batch, ClientData, Method, Tree, Update, Work
+from corefed.methods.layers import Array, Index, join, split, take
+from corefed.methods.pfnm import Prior, find, match_networks, popular
+from corefed.models.network import Model, mlp
 
 
 @dataclass(frozen=True)

@@ -28,19 +28,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from corefed.batches import batches, noises
+from corefed.base.errors import UserError
+from corefed.base.rng import SERVER, Streams, Who
+from corefed.base.types import Batch, ClientData, Method, Tree, Work
 from corefed.bayes import elbo, gaussian
-from corefed.coreset import selection
-from corefed.coreset.kl_rows import kl_rows
-from corefed.errors import UserError
+from corefed.bayes.batches import batches, noises
 from corefed.methods import pfedbayes
-from corefed.methods.subset import subset_size
-from corefed.models import Model
-from corefed.rng import SERVER, Streams, Who
-from corefed.selectors import frame, renewal, upkeep
+from corefed.models.network import Model
+from corefed.selectors import frame, renewal, selection, upkeep
+from corefed.selectors.kl_rows import kl_rows
 from corefed.selectors.matching import THRESHOLDING
+from corefed.selectors.subset import subset_size
 from corefed.selectors.upkeep import Upkeep
-from corefed.types import Batch, ClientData, Method, Tree, Work
 
 
 @dataclass(frozen=True)
@@ -301,7 +300,7 @@ def _kl_term(
     w: Tensor,
     streams: Streams,
 ) -> tuple[Tensor, Tensor]:
-    """The rows of `coreset/kl_rows.py`, weighted by kl_weight."""
+    """The rows of `selectors/kl_rows.py`, weighted by kl_weight."""
     scale = config.kl_rows**-0.5
     sketch = streams.normal("kl-sketch", config.kl_rows, 2, model.size) * scale
     noise = streams.normal("kl-noise", max(4, config.monte_carlo), model.size)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from corefed.base.rng import Streams
+from corefed.base.types import Batch, ClientData, Method, Tree, Update
 from corefed.bayes import elbo
 from corefed.bayes.predict import averaged
-from corefed.models import Model
-from corefed.rng import Streams
-from corefed.types import Batch, ClientData, Method, Tree, Update
+from corefed.models.network import Model
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from corefed.base.types import ClientData, Method, Tree
 from corefed.methods import fedavg
-from corefed.models import Model
-from corefed.types import ClientData, Method, Tree
+from corefed.models.network import Model
 
 
 @dataclass(frozen=True)

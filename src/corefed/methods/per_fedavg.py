@@ -33,12 +33,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from corefed.batches import parts
+from corefed.base.rng import Streams
+from corefed.base.types import Batch, ClientData, Method, Tree, Update
+from corefed.bayes.batches import parts
 from corefed.bayes.predict import averaged
 from corefed.methods.fedavg import gradient
-from corefed.models import Model
-from corefed.rng import Streams
-from corefed.types import Batch, ClientData, Method, Tree, Update
+from corefed.models.network import Model
 
 
 @dataclass(frozen=True)

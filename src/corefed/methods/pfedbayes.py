@@ -16,13 +16,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from corefed import optim
-from corefed.bayes import elbo, gaussian
+from corefed.base.errors import UserError
+from corefed.base.rng import Streams
+from corefed.base.types import Batch, ClientData, Method, Tree, Update
+from corefed.bayes import elbo, gaussian, optim
 from corefed.bayes.predict import predictive
-from corefed.errors import UserError
-from corefed.models import Model
-from corefed.rng import Streams
-from corefed.types import Batch, ClientData, Method, Tree, Update
+from corefed.models.network import Model
 
 
 @dataclass(frozen=True)

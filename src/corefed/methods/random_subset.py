@@ -10,15 +10,15 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
+from corefed.base.rng import Streams
+from corefed.base.types import ClientData, Method
 from corefed.methods import fedavg, pfedbayes
-from corefed.methods.subset import on_subset, subset_size
-from corefed.models import Model
-from corefed.rng import Streams
-from corefed.types import ClientData, Method
+from corefed.methods.subset import on_subset
+from corefed.models.network import Model
+from corefed.selectors.subset import uniform
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,3 @@ def build(config: Config, model: Model) -> Method:
         return uniform(data, config.fraction, streams)
 
     return on_subset(base, "random-subset", choose, config.redraw_every)
-
-
-def uniform(data: ClientData, fraction: float, streams: Streams) -> Tensor:
-    """Weight n/k on k points chosen uniformly without replacement: [C, n]."""
-    k = subset_size(data.size, fraction)
-    order = torch.full(data.weight.shape, 2.0)  # above every uniform: padding comes last
-    generators = streams.generators("subset", host=True)
-    for row, real, g in zip(order, data.weight.cpu() > 0, generators, strict=True):
-        row[real] = torch.rand(int(real.sum()), generator=g)  # as many, whatever the padding
-    rank = order.to(data.weight.device).argsort(-1).argsort(-1)
-    chosen = rank < k.unsqueeze(-1)
-    return chosen * (data.size / k).unsqueeze(-1).to(data.weight.dtype)

@@ -12,11 +12,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from corefed.errors import UserError, did_you_mean
+from corefed.base.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from corefed.models import Model
-    from corefed.types import Method
+    from corefed.base.types import Method
+    from corefed.models.network import Model
 
 
 class Entry(NamedTuple):

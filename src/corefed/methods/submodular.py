@@ -3,7 +3,7 @@
 In its first round a client picks k = ceil(fraction n) of its n points, greedily, by the features
 alone: no labels, no model. Each pick gets weight n/k, and the client trains on them for the rest of
 the run. The three methods `submodular-logdet`, `-dispsum` and `-dispmin` differ in what a set of
-points is worth (`corefed.coreset.submodular`). Features are x as the model sees it, flattened.
+points is worth (`corefed.selectors.submodular`). Features are x as the model sees it, flattened.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from corefed.coreset.similarity import Metric
-from corefed.coreset.submodular import Objective, greedy
+from corefed.base.rng import Streams
+from corefed.base.types import ClientData, Method
 from corefed.methods import fedavg
-from corefed.methods.subset import on_subset, subset_size
-from corefed.models import Model
-from corefed.rng import Streams
-from corefed.types import ClientData, Method
+from corefed.methods.subset import on_subset
+from corefed.models.network import Model
+from corefed.selectors.similarity import Metric
+from corefed.selectors.submodular import Objective, greedy
+from corefed.selectors.subset import subset_size
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from corefed.base.types import Method
 from corefed.methods import submodular
-from corefed.models import Model
-from corefed.types import Method
+from corefed.models.network import Model
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from corefed.rng import Streams
-from corefed.types import Batch, ClientData, Method, Tree, Work
+from corefed.base.rng import Streams
+from corefed.base.types import Batch, ClientData, Method, Tree, Work
 
 Choose = Callable[[ClientData, Streams], Tensor]
 """(data, streams) of the clients that are due -> weights [C, n]; 0 on what is left out."""
@@ -56,8 +56,3 @@ def on_subset(base: Method, name: str, choose: Choose, redraw_every: int = 0) ->
         step=step,
         select_every=redraw_every,
     )
-
-
-def subset_size(size: Tensor, fraction: float) -> Tensor:
-    """k_i = ceil(fraction n_i), at least 1: [C] int64."""
-    return torch.ceil(size.double() * fraction - 1e-9).long().clamp_min(1)

@@ -1,6 +1,7 @@
 """Ways to choose a client's points, by name: one interface (`frame.Selector`) for all.
 
-The modules are imported when asked for: names and texts need no torch.
+May import coreset and the rooms below it. The modules are imported when asked for, so names and
+texts need no torch.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from corefed.errors import UserError, did_you_mean
+from corefed.base.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from corefed.selectors.frame import Selector

@@ -27,12 +27,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from corefed.bayes.likelihood import Categorical
-from corefed.rng import Streams
+from corefed.base.rng import Streams
+from corefed.base.types import ClientData
+from corefed.models.likelihood import Categorical
 from corefed.selectors import gradients, sampling
 from corefed.selectors.frame import Choice, Look
 from corefed.selectors.sketches import Sketch, sketch
-from corefed.types import ClientData
 
 
 def select(look: Look) -> Choice:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from corefed.bayes.likelihood import Categorical
+from corefed.models.likelihood import Categorical
 from corefed.selectors.frame import Look
 
 

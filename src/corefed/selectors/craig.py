@@ -24,7 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 from corefed.selectors import classes
 from corefed.selectors.classes import Groups, Part
 from corefed.selectors.frame import Choice, Look

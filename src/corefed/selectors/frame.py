@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torch import Tensor
 
-from corefed.models import Model
-from corefed.types import ClientData
+from corefed.base.types import ClientData
+from corefed.models.network import Model
 
 if TYPE_CHECKING:
-    from corefed.rng import Streams
+    from corefed.base.rng import Streams
 
 
 Around = Literal["posterior", "path", "global"]

@@ -24,9 +24,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from corefed.base.rng import Streams
 from corefed.bayes import gaussian
-from corefed.bayes.likelihood import Gaussian
-from corefed.rng import Streams
+from corefed.models.likelihood import Gaussian
 from corefed.selectors.frame import Look
 
 LARGEST = 1e12

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from corefed.coreset import selection
+from corefed.selectors import selection
 from corefed.selectors.calibrated import in_turn
 from corefed.selectors.frame import Choice, Look
 from corefed.selectors.guard import part

@@ -18,11 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from corefed.base.types import Tree, Work
 from corefed.bayes import gaussian
-from corefed.models import Model
+from corefed.models.network import Model
 from corefed.selectors import named, sketches
 from corefed.selectors.frame import Settings
-from corefed.types import Tree, Work
 
 LEAST = 20
 """Local steps between two choices that a budget leaves, at least, and in multiples of."""

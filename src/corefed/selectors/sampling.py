@@ -21,8 +21,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from corefed.errors import UserError
-from corefed.rng import Streams
+from corefed.base.errors import UserError
+from corefed.base.rng import Streams
 from corefed.selectors import gradients
 from corefed.selectors.frame import Choice, Look
 

@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from corefed.bayes import gaussian
-from corefed.coreset import potentials
-from corefed.models import Model
-from corefed.selectors import gradients
+from corefed.models.network import Model
+from corefed.selectors import gradients, potentials
 from corefed.selectors.frame import Look, Settings
 
 DRAWS = 64

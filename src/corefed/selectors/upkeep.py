@@ -21,14 +21,12 @@ import torch
 from torch import Tensor
 
 from corefed import selectors
-from corefed.coreset import selection
-from corefed.methods.random_subset import uniform
-from corefed.methods.subset import subset_size
-from corefed.models import Model
-from corefed.rng import Streams
-from corefed.selectors import renewal, sketches
+from corefed.base.rng import Streams
+from corefed.base.types import ClientData, Tree, Work
+from corefed.models.network import Model
+from corefed.selectors import renewal, selection, sketches
 from corefed.selectors.frame import Look, Settings, trimmed
-from corefed.types import ClientData, Tree, Work
+from corefed.selectors.subset import subset_size, uniform
 
 
 class Upkeep(NamedTuple):

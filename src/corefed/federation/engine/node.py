@@ -28,7 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from corefed import files
+from corefed.base import files
 from corefed.federation.engine import bell, parent, patching
 
 SESSION = "flower/session.json"

@@ -3,7 +3,7 @@
 Stock Flower hands every client the bundle (FAB) that was submitted to the server, installs it and
 runs what is in it. Here Flower's own runners pull the task, send heartbeats and push the answer,
 but what they would install and load is replaced: the bundle is neither written nor imported, and
-the app is `corefed.runtime.flower`, of this machine's own installation. A server can so ask a
+the app is `corefed.federation.flower`, of this machine's own installation. A server can so ask a
 client for what `corefed.federation.protocol` has, and for no more.
 
 `python -m corefed.federation.engine.sandbox` does one task, read from stdin as JSON; `warm.py` does
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid
 
-APP = "corefed.runtime.flower"
+APP = "corefed.federation.flower"
 STOP_WITHIN, CALL = 2, 5
 """Seconds after which a training that was stopped notices it; Flower's bound on a heartbeat."""
 CLIENT, SERVER = "flwr-clientapp", "flwr-serverapp"  # Flower's names of the kinds of task

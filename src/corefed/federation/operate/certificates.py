@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 
 CA_DAYS = 3650
 SERVER_DAYS = 730

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 from corefed.federation.operate import processes
 from corefed.federation.operate.folder import Server
 

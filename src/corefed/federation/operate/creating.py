@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from corefed import files
-from corefed.config import LOCAL, Experiment, resolve, to_toml
-from corefed.errors import UserError
-from corefed.federation import settings
+from corefed.base import files
+from corefed.base.errors import UserError
 from corefed.federation.operate import certificates, folder, texts
 from corefed.federation.operate.address import Address
 from corefed.federation.rules import Rules
 from corefed.federation.rules import resolve as resolve_rules
+from corefed.settings import toml as settings
+from corefed.settings.config import LOCAL, Experiment, resolve, to_toml
 
 SECRET, PLAIN, PROGRAM = 0o600, 0o644, 0o755
 

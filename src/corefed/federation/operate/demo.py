@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from corefed import record, report
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 from corefed.federation.operate.processes import family, free_port
+from corefed.show import report
+from corefed.training import record
 
 CLIENTS = ("alice", "bob", "carol")
 VICTIM = "bob"

@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from corefed import files, ranges
-from corefed.errors import UserError
-from corefed.federation import rules, settings
+from corefed.base import files
+from corefed.base.errors import UserError
+from corefed.federation import rules
 from corefed.federation.operate.address import LISTEN, Address, listening
 from corefed.federation.protocol import check_run
 from corefed.federation.rules import Rules
+from corefed.settings import ranges, toml
 
 if TYPE_CHECKING:
     from corefed.federation.client import Place
@@ -66,11 +67,11 @@ class Server:
         path = path.absolute()
         path = path if (path / FEDERATION).exists() else path / "server"
         where = path / FEDERATION
-        content = settings.read(where, "make a federation with: corefed federation init DIR")
-        tables = settings.groups(content, ("federation", "rules"), str(where))
+        content = toml.read(where, "make a federation with: corefed federation init DIR")
+        tables = toml.groups(content, ("federation", "rules"), str(where))
         if tables[""]:
             raise UserError(f"{where}: {next(iter(tables['']))!r} must stand in [federation].")
-        one = settings.table(tables["federation"], Federation, f"[federation] of {where}")
+        one = toml.table(tables["federation"], Federation, f"[federation] of {where}")
         check_names(one.clients, f"clients in {where}")
         address = Address.parse(one.address, f"address in {where}")
         for name in ("ca.crt", "server.crt", "server.key"):
@@ -204,10 +205,10 @@ class Client:
         path = _one_client(path.absolute())
         where = path / CLIENT
         copy = "copy the client's whole folder (DIR/clients/NAME) to this machine"
-        tables = settings.groups(settings.read(where, copy), ("privacy", "data"), str(where))
-        about = settings.table(tables[""], About, str(where))
-        privacy = settings.table(tables["privacy"], Privacy, f"[privacy] of {where}")
-        data = settings.table(tables["data"], Data, f"[data] of {where}")
+        tables = toml.groups(toml.read(where, copy), ("privacy", "data"), str(where))
+        about = toml.table(tables[""], About, str(where))
+        privacy = toml.table(tables["privacy"], Privacy, f"[privacy] of {where}")
+        data = toml.table(tables["data"], Data, f"[data] of {where}")
         for key, value in {**vars(about), **vars(privacy), **vars(data)}.items():
             if key in BOUNDS and not BOUNDS[key].holds(value):
                 raise UserError(f"{key} in {where} is {value}; it must be {BOUNDS[key].words}.")

@@ -13,15 +13,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from corefed import files, record, report, running
-from corefed.config import Experiment, resolve
-from corefed.errors import UserError
+from corefed.base import files
+from corefed.base.errors import INTERRUPTED, UserError
 from corefed.federation import events
 from corefed.federation.operate import control, processes
 from corefed.federation.operate.creating import federated
 from corefed.federation.operate.folder import Server, at_work, started
 from corefed.federation.operate.processes import LINK, say
 from corefed.federation.protocol import check_run
+from corefed.settings.config import Experiment, resolve
+from corefed.show import report
+from corefed.training import record
+from corefed.training.progress import progress
 
 SUBMITTED = "flower.json"
 LOOK = 0.3
@@ -152,7 +155,7 @@ def _submit(
     server: Server, directory: Path, name: str, experiment: Experiment, *, json: bool, quiet: bool
 ) -> int:
     folder = server.runs / name
-    before = len(events.read(folder / events.FILE))
+    before = len(events.read(folder / record.EVENTS))
     app = str(server.path / "app")
     setting = f"run={jsonlib.dumps(name)}"
     answer = processes.flwr(server, "run", app, LINK, "--run-config", setting, quiet=quiet)
@@ -162,13 +165,13 @@ def _submit(
         say(f"run {name}: {experiment.run.rounds} rounds of {experiment.run.method}")
     hidden = quiet or json
     try:
-        with running.progress(experiment.run.rounds) as show:
+        with progress(experiment.run.rounds) as show:
             failure = _follow(server, name, show, say, before, hidden=hidden)
     except KeyboardInterrupt:
         place = _quoted(directory)
         say(f"the run goes on at the server; look with: corefed federation status {place}")
         say(f"stop it with: corefed federation stop {place}")
-        return running.INTERRUPTED
+        return INTERRUPTED
     if failure:
         say(f"error: {' '.join(failure.split())}")
         say(f"go on with it by: corefed federation resume {_quoted(directory)} --name {name}")
@@ -200,7 +203,7 @@ def _follow(
     ended: dict[str, Any] | None = None
     while True:
         lines, _ = record.read_lines(folder / record.ROUNDS)
-        happened = events.read(folder / events.FILE)
+        happened = events.read(folder / record.EVENTS)
         if not hidden:
             for event in happened[heard:]:
                 tell(events.sentence(event))

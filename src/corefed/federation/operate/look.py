@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import sys
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 
 
 def main() -> int:
-    from corefed import experiment
+    from corefed.base.device import device_for
     from corefed.federation.client import SPLIT_SEED
     from corefed.federation.operate import folder
     from corefed.federation.reading import local_data
 
     try:
         place = folder.Client.from_environment().place()
-        experiment.device_for(place.device)
+        device_for(place.device)
         data = local_data.read(
             place.data,
             test_fraction=place.test_fraction,

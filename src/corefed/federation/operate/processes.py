@@ -29,8 +29,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from corefed import files
-from corefed.errors import UserError
+from corefed.base import files
+from corefed.base.errors import UserError
 from corefed.federation.operate.address import Address
 from corefed.federation.operate.folder import Client, Server
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 from corefed.federation.operate import control, processes
 from corefed.federation.operate.folder import Server
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.request import getproxies, proxy_bypass
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
 from corefed.federation.operate import processes, registering
 from corefed.federation.operate.certificates import days_left
 from corefed.federation.operate.folder import Client, Server, exclusively

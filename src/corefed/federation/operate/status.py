@@ -7,10 +7,11 @@ from typing import Any
 
 from rich.table import Table
 
-from corefed import record
-from corefed.federation import events, settings
+from corefed.federation import events
 from corefed.federation.operate import following, processes, registering
 from corefed.federation.operate.folder import Server
+from corefed.settings import toml
+from corefed.training import record
 
 WORDS = {
     "online": "connected",
@@ -41,9 +42,9 @@ def status(directory: Path) -> dict[str, Any]:
 
 
 def _run(folder: Path, flower: dict[str, Any] | None) -> dict[str, Any]:
-    values = settings.read(folder / record.EXPERIMENT, "the run is damaged")
+    values = toml.read(folder / record.EXPERIMENT, "the run is damaged")
     lines, _ = record.read_lines(folder / record.ROUNDS)
-    happened = events.read(folder / events.FILE)
+    happened = events.read(folder / record.EVENTS)
     complete = (folder / record.SUMMARY).exists()
     going = flower is not None and not flower["ended"]
     state = "complete" if complete else "going on" if going else "stopped"

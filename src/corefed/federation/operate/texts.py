@@ -6,15 +6,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from corefed.federation import settings
 from corefed.federation.operate.address import Address
 from corefed.federation.operate.folder import Federation
 from corefed.federation.rules import Rules
+from corefed.settings import toml
 
 
 def federation(one: Federation, rules: Rules) -> str:
     """federation.toml, with every rule and what it does."""
-    return f"[federation]\n{settings.written(one)}\n[rules]\n{settings.written(rules)}"
+    return f"[federation]\n{toml.written(one)}\n[rules]\n{toml.written(rules)}"
 
 
 def client_list(names: Sequence[str]) -> str:
@@ -42,7 +42,7 @@ run = ""
 """
 
 APP_MODULE = '''\
-"""Nothing: server and clients run corefed.runtime.flower of their own installation."""
+"""Nothing: server and clients run corefed.federation.flower of their own installation."""
 
 client_app = server_app = None
 '''

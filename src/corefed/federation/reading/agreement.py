@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.data import classes as naming
-from corefed.errors import UserError
 from corefed.federation import digest
 from corefed.federation.protocol import Agreement
 

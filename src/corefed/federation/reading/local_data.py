@@ -19,19 +19,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from corefed import rng
+from corefed.base.errors import UserError
+from corefed.base.types import ClientData
 from corefed.data import classes as naming
-from corefed.data import datasets, npz
+from corefed.data import datasets, held_out, npz
 from corefed.data.dataset import Dataset, check
-from corefed.errors import UserError
 from corefed.federation import digest
 from corefed.federation.protocol import Agreement
 from corefed.federation.reading import table
 from corefed.federation.reading.agreement import agree, moments, named
-from corefed.types import ClientData
 
 if TYPE_CHECKING:
-    from corefed.config import Embedding
+    from corefed.settings.config import Embedding
 
 __all__ = ["LocalData", "agree", "describe", "fingerprint", "fit", "read"]
 
@@ -86,7 +85,7 @@ def read(
     dataset = _renamed(dataset, classes)
     test = dataset.held_out
     if test is None:
-        test = drawn(dataset, test_fraction, seed)
+        test = held_out.drawn(dataset, test_fraction, seed)
     if bool(test.all()):
         raise UserError(f"{dataset.name} has no points to train on.")
     (train_rows,), (test_rows,) = (~test).nonzero(as_tuple=True), test.nonzero(as_tuple=True)
@@ -165,30 +164,6 @@ def _renamed(dataset: Dataset, classes: Sequence[str]) -> Dataset:
         held_out=None if dataset.held_out is None else dataset.held_out[kept],
         notes=(*dataset.notes, note),
     )
-
-
-def drawn(dataset: Dataset, fraction: float, seed: int) -> Tensor:
-    """[n] bool, the test points: evenly spaced along the points in random order, sorted by class.
-
-    So each class gives its part, give or take one point, and the parts do not all round alike. A
-    class keeps a point to train on.
-    """
-    n = len(dataset.y)
-    generator = rng.generator(seed, 0, 0, "test split")
-    order = torch.randperm(n, generator=generator)
-    label = dataset.y[order] if dataset.classes else torch.zeros(n, dtype=torch.int64)
-    label, by_class = label.sort(stable=True)
-    order = order[by_class]
-    start = torch.rand(1, generator=generator, dtype=torch.float64)
-    steps = (start + fraction * torch.arange(n + 1, dtype=torch.float64)).floor()
-    chosen = steps.diff() > 0
-    first = torch.cat([torch.tensor([True]), label.diff() > 0])  # of its class
-    trained = torch.zeros(int(label[-1]) + 1, dtype=torch.bool)
-    trained[label[~chosen]] = True
-    chosen &= ~first | trained[label]
-    test = torch.zeros(n, dtype=torch.bool)
-    test[order[chosen]] = True
-    return test
 
 
 # --- what is said about the points, and what all clients agree on ---------------------------------

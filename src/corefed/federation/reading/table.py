@@ -17,11 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.data import cells as text
 from corefed.data import classes
 from corefed.data.cells import BLOCK, MISSING, is_number
 from corefed.data.dataset import Dataset
-from corefed.errors import UserError
 
 PER_ROW, PER_NUMBER = 100, 8
 """Bytes of memory: of the text of a target in Python; of a feature, as it is and divided."""

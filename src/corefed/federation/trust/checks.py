@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from corefed.base.types import ClientData, Method, Tree
 from corefed.federation.trust import metric
-from corefed.types import ClientData, Method, Tree
 
 Form = tuple[torch.Size, torch.dtype]
 Template = dict[str, Form]

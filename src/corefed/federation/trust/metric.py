@@ -20,8 +20,8 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
+from corefed.base.types import Tree
 from corefed.bayes import gaussian
-from corefed.types import Tree
 
 
 def scale(broadcast: Tree, posteriors: Collection[str]) -> Tree:

@@ -44,10 +44,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from corefed import files
-from corefed.errors import UserError
+from corefed.base import files
+from corefed.base.errors import UserError
+from corefed.base.types import Method, Tree, Update
 from corefed.federation.trust import metric
-from corefed.types import Method, Tree, Update
 
 Normals = Callable[[int], Tensor]
 """A number -> so many independent standard normals, in float64."""

@@ -33,11 +33,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from corefed.errors import UserError
+from corefed.base.errors import UserError
+from corefed.base.rng import SERVER
+from corefed.base.types import Method, Tree, Update
 from corefed.federation.rules import Rules
 from corefed.federation.trust import metric
-from corefed.rng import SERVER
-from corefed.types import Method, Tree, Update
 
 
 class Combined(NamedTuple):

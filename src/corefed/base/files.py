@@ -1,0 +1,91 @@
+"""Files that are whole at every moment, whatever happens: the old one or the new one.
+
+A file is written beside its target, flushed to the disk, and takes the target's name in one step;
+then the folder is flushed too, since that step is an entry of the folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from corefed.base.errors import UserError
+
+TEMPORARY = ".tmp"  # suffix of a file being written; left behind by kill -9, then overwritten
+
+
+def replace(target: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write one file. An OSError leaves what was there as it was."""
+    replace_all(target.parent, [(target.name, content)], mode)
+
+
+def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]], mode: int = 0o666) -> None:
+    """Write files, name and content, which may be made one by one as they are needed.
+
+    All temporary files are on the disk before the first of them takes its name, so a full disk
+    changes nothing.
+    """
+    temporary: dict[str, Path] = {}
+    try:
+        for name, content in contents:
+            temporary[name] = folder / f".{name}{TEMPORARY}"
+            handle = os.open(temporary[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            try:
+                write(handle, content)
+            finally:
+                os.close(handle)
+        for name, path in temporary.items():
+            os.replace(path, folder / name)
+    except BaseException:  # Ctrl-C as well
+        for path in temporary.values():
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        raise
+    flush(folder)
+
+
+def write(handle: int, content: bytes) -> None:
+    """All of `content`, on the disk and not only on its way: write, then fsync."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(handle, view) :]
+    os.fsync(handle)
+
+
+def flush(folder: Path) -> None:
+    """Names that files of a folder have taken or lost, on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def refuse_filled(folder: Path, purpose: str) -> None:
+    """For what must not mix with other files: the folder is new or empty."""
+    if not folder.exists():
+        return
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be used as a folder: {error.strerror}.") from error
+    # What an interrupted attempt has left has the names that are about to be written.
+    if any(not name.endswith(TEMPORARY) for name in names):
+        raise UserError(f"{folder} is not empty; name a new folder for {purpose}.")
+
+
+def write_folder(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:
+    """`replace_all` for a user's folder, which is made where it is missing."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_all(folder, contents)
+    except OSError as error:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+        raise UserError(
+            f"Cannot write into {folder}: {error.strerror}. What was there before is as it was."
+        ) from error

@@ -1,0 +1,72 @@
+"""First-order optimisers for stacked clients, each client with its own step count.
+
+torch.optim keeps one step count a tensor; here clients that were sampled at different times sit in
+one tensor [C, ...], so the bias corrections differ along the first axis. A test holds `adam` to
+torch.optim.Adam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam as torch_adam
+
+from corefed.base.types import Tree
+
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # Kingma and Ba (2015), as in torch.optim.Adam
+
+
+class Optimizer(NamedTuple):
+    init: Callable[[Tensor], Tree]  # parameters [C, ...] -> state
+    update: Callable[[Tensor, Tensor, Tree], None]  # (parameters, gradient, state), in place
+
+
+def adam(learning_rate: float) -> Optimizer:
+    def init(p: Tensor) -> Tree:
+        step = torch.zeros(p.shape[0], dtype=torch.float64, device=p.device)
+        return {"m": torch.zeros_like(p), "v": torch.zeros_like(p), "step": step}
+
+    def update(p: Tensor, gradient: Tensor, state: Tree) -> None:
+        m, v, step = state["m"], state["v"], state["step"]
+        if p.device.type == "cpu" and bool((step == step[0]).all()):
+            # Clients in step, the usual case: torch's fused kernel, one pass instead of eight.
+            torch_adam(
+                [p], [gradient], [m], [v], [], [step[0].float()],
+                fused=True, amsgrad=False, beta1=BETA_1, beta2=BETA_2, lr=learning_rate,
+                weight_decay=0.0, eps=EPSILON, maximize=False,
+            )  # fmt: skip
+            step.add_(1)
+            return
+        step.add_(1)
+        correction_2 = (1 - BETA_2**step).sqrt()
+        rate = learning_rate * correction_2 / (1 - BETA_1**step)
+        m.lerp_(gradient, 1 - BETA_1)
+        v.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
+        # m / (sqrt(v / c2^2) + eps) / c1  =  (c2 / c1) m / (sqrt(v) + c2 eps)
+        denominator = torch.sqrt(v, out=gradient).add_(_column(correction_2 * EPSILON, p))
+        p.sub_(torch.div(m, denominator, out=gradient).mul_(_column(rate, p)))
+
+    return Optimizer(init, update)
+
+
+def sgd(learning_rate: float) -> Optimizer:
+    def update(p: Tensor, gradient: Tensor, state: Tree) -> None:
+        state["step"].add_(1)
+        p.sub_(gradient, alpha=learning_rate)
+
+    def init(p: Tensor) -> Tree:
+        return {"step": torch.zeros(p.shape[0], dtype=torch.float64, device=p.device)}
+
+    return Optimizer(init, update)
+
+
+def named(name: str, learning_rate: float) -> Optimizer:
+    return {"adam": adam, "sgd": sgd}[name](learning_rate)
+
+
+def _column(per_client: Tensor, like: Tensor) -> Tensor:
+    """[C] as [C, 1, ...] in the dtype of `like`."""
+    return per_client.to(like.dtype).view(-1, *[1] * (like.dim() - 1))

@@ -1,0 +1,75 @@
+"""The command line. Nothing here imports torch until a command needs it: `--help` answers at once.
+
+Exit codes: 0 done, 2 a mistake the user can mend (one line on stderr), 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Annotated
+
+import click
+import typer
+
+from corefed import __version__
+from corefed.base.errors import UserError
+from corefed.commands import coreset, looking, studies, training, using
+from corefed.commands.federation import app as federation
+
+app = typer.Typer(
+    help="Personalised Bayesian federated learning on coresets.",
+    epilog="Start with: corefed run. Then: corefed run --method pfedbayes, and corefed compare "
+    "runs/*.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command(epilog=training.RUN_EXAMPLES)(training.run)
+app.command()(looking.compare)
+app.command(epilog=looking.REPORT_EXAMPLES)(looking.report)
+app.command()(looking.watch)
+app.command(epilog=using.PREDICT_EXAMPLES)(using.predict)
+app.command(epilog=using.PERSONALIZE_EXAMPLES)(using.personalize)
+app.command(epilog=using.EXPORT_EXAMPLES)(using.export)
+app.command()(looking.methods)
+app.command()(looking.datasets)
+app.command(epilog=coreset.CORESET_EXAMPLES)(coreset.coreset)
+studies.add_to(app)
+app.add_typer(federation, name="federation")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"corefed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of `corefed` itself."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point: runs a command and turns every expected failure into one line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without ± prints ? in its place
+            stream.reconfigure(errors="replace")
+    try:
+        code = app(arguments, standalone_mode=False)
+    except UserError as error:
+        _fail(str(error))
+    except click.ClickException as error:  # a flag that click itself refuses
+        _fail(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)  # 128 + SIGINT, what a shell expects
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(sentence: str) -> None:
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,33 @@
+"""Which points of a client are kept for testing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from corefed.base import rng
+from corefed.data.dataset import Dataset
+
+
+def drawn(dataset: Dataset, fraction: float, seed: int) -> Tensor:
+    """[n] bool, the test points: evenly spaced along the points in random order, sorted by class.
+
+    So each class gives its part, give or take one point, and the parts do not all round alike. A
+    class keeps a point to train on.
+    """
+    n = len(dataset.y)
+    generator = rng.generator(seed, 0, 0, "test split")
+    order = torch.randperm(n, generator=generator)
+    label = dataset.y[order] if dataset.classes else torch.zeros(n, dtype=torch.int64)
+    label, by_class = label.sort(stable=True)
+    order = order[by_class]
+    start = torch.rand(1, generator=generator, dtype=torch.float64)
+    steps = (start + fraction * torch.arange(n + 1, dtype=torch.float64)).floor()
+    chosen = steps.diff() > 0
+    first = torch.cat([torch.tensor([True]), label.diff() > 0])  # of its class
+    trained = torch.zeros(int(label[-1]) + 1, dtype=torch.bool)
+    trained[label[~chosen]] = True
+    chosen &= ~first | trained[label]
+    test = torch.zeros(n, dtype=torch.bool)
+    test[order[chosen]] = True
+    return test

@@ -1,0 +1,73 @@
+"""The Flower runtime: `client_app` and `server_app`.
+
+Flower carries messages and starts processes; what is trained, checked and kept is decided in
+`corefed.federation`. How tasks and replies become Flower's messages is `records.py`, how the server
+waits for them `flower_link.py`. Flower starts a process a message, so nothing heavy is imported
+before a message asks for it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from corefed.federation import records
+
+if TYPE_CHECKING:
+    from corefed.federation.client import Place
+
+client_app = ClientApp()
+server_app = ServerApp()
+
+
+@client_app.query()
+def _join(message: Message, context: Context) -> Message:
+    return _answer(message)
+
+
+@client_app.train()
+def _train(message: Message, context: Context) -> Message:
+    return _answer(message)
+
+
+@client_app.evaluate()
+def _evaluate(message: Message, context: Context) -> Message:
+    return _answer(message)
+
+
+def _answer(message: Message) -> Message:
+    from corefed.federation.operate import folder
+
+    try:
+        place = folder.Client.from_environment().place()
+    except Exception:  # Flower would send its text, which names paths, to the server
+        traceback.print_exc()
+        raise RuntimeError("it cannot read its own folder; its own log says why") from None
+    return answered(message, place)
+
+
+def answered(message: Message, place: Place) -> Message:
+    """A client's reply to a message of the server."""
+    from corefed.federation import client
+
+    reply = client.answer(records.task_from(message.content), place)
+    return Message(records.reply_to_records(reply), reply_to=message)
+
+
+@server_app.main()
+def _main(grid: Grid, context: Context) -> None:
+    from corefed.federation import server
+    from corefed.federation.flower_link import FlowerLink, bounded_pulls
+    from corefed.federation.operate import folder
+
+    here = folder.Server.from_environment()
+    path = here.run_folder(str(context.run_config.get("run", "")))
+    link = FlowerLink(
+        grid, here.keys(), here.rules.max_message_mb, here.bound_messages, here.turned_away
+    )
+    with folder.exclusively(path), bounded_pulls(link):
+        server.federate(path, here.clients, here.rules, link)

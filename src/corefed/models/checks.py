@@ -1,0 +1,172 @@
+"""What a module must keep to, found out with one tiny batch before anything is trained.
+
+A posterior over weights asks of f_theta that a point's output depend on theta and that point alone:
+not on the other points of its batch, not on chance, not on what was seen before. All clients and
+draws go through `torch.func.vmap`, which asks that no tensor be written to in place and that no
+`if` look into one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from corefed.base.errors import UserError
+from corefed.models.network import Model
+
+POINTS = 4
+TOLERANCE = 1e-3
+"""Of two float32 results that only differ in the order of their sums, relative to the largest."""
+
+
+class Point(NamedTuple):
+    """What goes into a model and comes out."""
+
+    name: str  # of the model
+    shape: tuple[int, ...]
+    outputs: int
+
+    @property
+    def batch(self) -> Tensor:
+        """Between 0 and 1, where logarithms, roots and tables of embeddings have values."""
+        return torch.rand(POINTS, *self.shape, generator=torch.Generator().manual_seed(0))
+
+    def call(self, module: nn.Module, x: Tensor) -> Tensor:
+        """[n, outputs], or a sentence."""
+        many = f"{len(x)} points" if len(x) > 1 else "one point alone"
+        try:
+            output: object = module(x)
+        except Exception as error:
+            raise UserError(
+                f"The model {self.name} fails for {many} of shape {self.shape}: {line(error)}."
+            ) from error
+        if not isinstance(output, Tensor):
+            raise UserError(
+                f"The model {self.name} gives a {type(output).__name__}; it must give one tensor "
+                f"[points, {self.outputs}]."
+            )
+        if output.shape != (len(x), self.outputs) or not output.is_floating_point():
+            raise UserError(
+                f"The model {self.name} gives {str(output.dtype).removeprefix('torch.')} of shape "
+                f"{list(output.shape)} for {many}; the data need floating-point numbers of shape "
+                f"{[len(x), self.outputs]}, one for each class or target."
+            )
+        return output
+
+
+class Output(NamedTuple):
+    """Of a module for `Point.batch`."""
+
+    value: Tensor
+    activation: int  # numbers that a point leaves for back-propagation
+    last: str  # the nn.Linear whose output it is; empty where there is none
+
+
+def output_of(module: nn.Module, point: Point) -> Output:
+    """What the module gives, each point being on its own, or a sentence that says why not."""
+    x, buffers = point.batch, {name: b.clone() for name, b in module.named_buffers()}
+    linear: dict[str, list[Tensor]] = {}
+    hooks = [
+        layer.register_forward_hook(
+            lambda layer, inputs, output, name=name: linear.setdefault(name, []).append(output)
+        )
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear)
+    ]
+    parameters = {p.data_ptr() for p in module.parameters()}
+    saved: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in parameters:
+            saved[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                value = point.call(module, x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not torch.equal(x, point.batch):
+            raise UserError(f"The model {point.name} changes its input in place; copy it first.")
+        for name, buffer in module.named_buffers():
+            if not torch.equal(buffer, buffers[name]):
+                raise UserError(
+                    f"The model {point.name} changes its buffer {name!r} when it is called; what "
+                    "it gives may depend on its parameters and one point alone."
+                )
+        if not _close(point.call(module, x), value):
+            raise UserError(
+                f"The model {point.name} draws random numbers: the same points give another "
+                "output each time; leave that out, a posterior over the weights takes its place."
+            )
+        alone = torch.cat([point.call(module, one) for one in x.split(1)])
+    if not _close(alone, value):
+        raise UserError(
+            f"The model {point.name} gives another output for a point when others are in its "
+            "batch; normalise within a point, as nn.LayerNorm and nn.GroupNorm do."
+        )
+    ends = [name for name, seen in linear.items() if len(seen) == 1 and seen[0] is value]
+    last = ends[0] if ends and _is_head(module, ends[0]) else ""
+    return Output(value.detach(), sum(saved.values()) // POINTS, last)
+
+
+def refuse_what_cannot_be_stacked(model: Model, point: Point, output: Output) -> None:
+    """One pass forward and back of two clients with two draws each."""
+    mu = model.init(torch.Generator(), 1.0)
+    theta = mu.expand(2, 2, -1).clone().requires_grad_()
+    x = point.batch.expand(2, -1, *point.shape)
+    try:
+        stacked = model.forward(theta, x)
+        if not stacked.requires_grad:
+            raise UserError(f"The output of the model {point.name} depends on no parameter.")
+        torch.autograd.grad(stacked.sum(), theta)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(_reason(point.name, error)) from error
+    if not _close(stacked.detach(), output.value.expand_as(stacked)):
+        raise UserError(
+            f"The model {point.name} gives another output when its parameters are handed to it; "
+            "it may keep copies of them."
+        )
+
+
+def _reason(name: str, error: Exception) -> str:
+    """What `vmap` says, in words that help."""
+    text = str(error)
+    if "data-dependent control flow" in text or ".item()" in text:
+        return (
+            f"The model {name} looks into a tensor to decide (if, while, .item()), and clients "
+            "are trained side by side; use torch.where or a mask."
+        )
+    if any(words in text for words in ("inplace", "in-place", "match the broadcast shape")):
+        return (
+            f"The model {name} writes to a tensor in place, and clients are trained side by side; "
+            "make a new tensor, as x = x + y does in place of x += y."
+        )
+    if "random operation" in text:
+        return f"The model {name} draws random numbers; a posterior takes the place of that."
+    return f"The model {name} cannot be trained for many clients at once by vmap: {line(error)}."
+
+
+def line(error: BaseException, most: int = 200) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())
+    short = text if len(text) <= most else f"{text[:most]}..."
+    return f"{type(error).__name__}: {short.rstrip('.')}" if text else type(error).__name__
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    scale = max(1.0, float(other.detach().abs().nan_to_num(0, 0, 0).max()))
+    return torch.allclose(one, other, rtol=0, atol=TOLERANCE * scale, equal_nan=True)
+
+
+def _is_head(module: nn.Module, name: str) -> bool:
+    """Whether a layer's weight and bias are trained, and its own."""
+    trained = [each for each, p in module.named_parameters() if p.requires_grad]
+    weight, bias = f"{name}.weight", f"{name}.bias"
+    return weight in trained and trained[trained.index(weight) + 1 :][:1] == [bias]

@@ -1,0 +1,185 @@
+"""A small convolutional network as a function of one flat parameter vector.
+
+    h_0 = x,   h_l = relu(pool(conv_l(h_{l-1}))),   then an MLP on the flattened last h
+
+with 3 x 3 convolutions that keep the size, and 2 x 2 max-pooling while there is something to pool.
+There are no batch statistics, which have no meaning for a posterior over weights. Parameters lie in
+the order of an nn.Sequential of the same layers.
+
+Every client and draw is a network with kernels of its own. Which way of convolving for all of them
+is quickest depends on the device (32-64-64 channels, 10 clients, 100 images of 32 x 32, forward and
+backward, float32):
+
+| ms                                 | CPU, one core | H200 |
+|---|---|---|
+| one grouped convolution            |          1470 |  4.3 |
+| one network after the other        |           880 |  8.5 |
+| the same, channels last in memory  |           580 |   11 |
+| vmap of functional_call            |          1790 |  5.6 |
+| unfolded images, matrix products   |          3390 |  9.3 |
+
+so on a CPU it is one network after the other, elsewhere one grouped convolution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from corefed.base.errors import UserError
+from corefed.models.likelihood import Likelihood
+from corefed.models.network import Forward, Head, Model, mlp
+
+SMALLEST = 8
+"""Pixels an image must have along each side."""
+
+STD = 0.1
+"""The initial_std that stands for He's initial weights, N(0, 2 / fan-in)."""
+
+ONE_BY_ONE = frozenset({"cpu"})
+"""Types of device on which networks take turns."""
+
+BLOCK_ONE, BLOCK_ALL = 1 << 23, 1 << 29
+"""Numbers that a pass without gradients keeps at once: of one network, 32 MiB (on a CPU 8 MiB took
+1.2 times as long, 512 MiB 1.7 times), and of all networks of a grouped convolution, 2 GiB (512 MiB
+took twice as long on an H200, 8 GiB were no quicker)."""
+
+
+class Layer(NamedTuple):
+    """A convolution of an image's `inputs` to `outputs` channels, and whether pooling follows."""
+
+    inputs: int
+    outputs: int
+    pooled: bool
+
+
+def cnn(
+    shape: tuple[int, int, int],
+    channels: Sequence[int],
+    hidden: Sequence[int],
+    likelihood: Likelihood,
+) -> Model:
+    """A network for images [channels, height, width]; x may be flat and is then folded up.
+
+    mu starts at N(0, 2 / fan-in) times std / 0.1, biases at 0: an initial_std of 0.1, which suits
+    an MLP of 100 hidden units, stands for He's initialisation here.
+    """
+    if len(channels) < 1 or min(channels) < 1:
+        raise UserError(f"A convolutional network needs channels of at least 1, not {channels}.")
+    if min(shape[1:]) < SMALLEST:
+        raise UserError(
+            f"Images of {shape[1]} x {shape[2]} pixels are too small for a convolutional network, "
+            f"which needs {SMALLEST} x {SMALLEST}; use model=mlp."
+        )
+    height, width = shape[1:]
+    layers: list[Layer] = []
+    activation = math.prod(shape)
+    for inputs, outputs in pairwise((shape[0], *channels)):
+        pooled = min(height, width) > 1
+        layers.append(Layer(inputs, outputs, pooled))
+        activation += 2 * outputs * height * width  # the convolution, and what pooling makes of it
+        height, width = (height // 2, width // 2) if pooled else (height, width)
+    flat = channels[-1] * height * width
+    top = mlp((flat, *hidden, likelihood.outputs), likelihood)
+    assert top.head is not None
+    head = top.head
+    lengths = [
+        length for layer in layers for length in (9 * layer.inputs * layer.outputs, layer.outputs)
+    ]
+    below = sum(lengths)
+
+    def through(theta: Tensor, x: Tensor, follow: Forward) -> Tensor:
+        """The convolutions and what follows them, in blocks of points without gradients."""
+        *parts, rest = theta.split([*lengths, top.size], -1)
+        rest = rest.flatten(0, 1).unsqueeze(1)  # a draw is a client of its own to the MLP
+        in_turn = theta.device.type in ONE_BY_ONE
+        way = one_by_one if in_turn else grouped
+        most = BLOCK_ONE if in_turn else BLOCK_ALL // math.prod(theta.shape[:2])
+        size = x.shape[1] if theta.requires_grad else max(1, most // activation)
+        blocks = x.reshape(*x.shape[:2], *shape).split(size, 1)
+        output = torch.cat([follow(rest, way(layers, parts, block)) for block in blocks], 2)
+        return output.view(*theta.shape[:2], *output.shape[2:])
+
+    def init(g: torch.Generator, std: float) -> Tensor:
+        fan_ins = [*(9 * layer.inputs for layer in layers), flat, *hidden]
+        fan_outs = [*channels, *hidden, likelihood.outputs]
+        he = [
+            value
+            for fan_in, fan_out in zip(fan_ins, fan_outs, strict=True)
+            for value in (
+                torch.full((fan_in * fan_out,), (2 / fan_in) ** 0.5),
+                torch.zeros(fan_out),
+            )
+        ]
+        noise = torch.ones(likelihood.extra)  # the likelihood's own: as the MLP starts it
+        scale = torch.cat([*(value * (std / STD) for value in he), noise])
+        return torch.cat([torch.randn(below, generator=g), top.init(g, 1.0)]) * scale
+
+    return Model(
+        size=below + top.size,
+        outputs=likelihood.outputs,
+        forward=lambda theta, x: through(theta, x, top.forward),
+        init=init,
+        likelihood=likelihood,
+        head=Head(
+            lambda theta, x: through(theta, x, head.features),
+            head.width,
+            slice(below + head.weight.start, below + head.weight.stop),
+            slice(below + head.bias.start, below + head.bias.stop),
+        ),
+        activation=activation,
+    )
+
+
+def one_by_one(layers: Sequence[Layer], parts: Sequence[Tensor], images: Tensor) -> Tensor:
+    """Kernels and biases [C, K, ...] by layer, images [C, n, channels, height, width] ->
+    [C K, n, flat]."""
+    outputs = []
+    draws = parts[0].shape[1]
+    for place, network in enumerate(zip(*(part.flatten(0, 1) for part in parts), strict=True)):
+        h = images[place // draws]
+        for layer, kernel, bias in zip(layers, network[::2], network[1::2], strict=True):
+            h = _layer(layer, _channels_last(h), kernel, bias, 1)
+        outputs.append(h.flatten(1))
+    return torch.stack(outputs)
+
+
+def grouped(layers: Sequence[Layer], parts: Sequence[Tensor], images: Tensor) -> Tensor:
+    """The same, with the networks side by side as groups of channels."""
+    clients, draws = parts[0].shape[:2]
+    h = images.transpose(0, 1).flatten(1, 2)  # [n, C channels, height, width]
+    groups = clients  # all draws of a client share its images
+    for layer, kernel, bias in zip(layers, parts[::2], parts[1::2], strict=True):
+        h = _layer(layer, h, kernel, bias.flatten(), groups)
+        groups = clients * draws
+    return h.reshape(len(h), groups, -1).transpose(0, 1)
+
+
+def _layer(layer: Layer, h: Tensor, kernel: Tensor, bias: Tensor, groups: int) -> Tensor:
+    h = F.conv2d(h, kernel.reshape(-1, layer.inputs, 3, 3), bias, padding=1, groups=groups)
+    # ReLU after pooling is the same as before, on a quarter of the numbers.
+    return (F.max_pool2d(h, 2) if layer.pooled else h).relu()
+
+
+def _channels_last(h: Tensor) -> Tensor:
+    """The same values, channels side by side in memory; vmap takes no memory_format."""
+    return h.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+def image_shape(point: Sequence[int], name: str) -> tuple[int, int, int]:
+    """Channels, height and width of a point; one that is flat is a grey square where it can be."""
+    if len(point) == 3:
+        return point[0], point[1], point[2]
+    side = math.isqrt(math.prod(point))
+    if len(point) == 1 and side * side == point[0]:
+        return 1, side, side
+    raise UserError(
+        f"A convolutional network needs images; a point of {name} has {math.prod(point)} features, "
+        "which make no square. Use model=mlp."
+    )

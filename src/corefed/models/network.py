@@ -1,0 +1,227 @@
+"""Networks as functions of one flat parameter vector, for many clients and draws at once.
+
+`Model.log_likelihood(theta [C, K, P], x [C, n, ...], y)` is all that the methods need. An MLP has a
+hand-laid batched forward pass; any other nn.Module without batch statistics goes through
+`torch.func.functional_call` under vmap. A test holds the two to the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from corefed.base.errors import UserError
+from corefed.models.likelihood import Likelihood
+
+Forward = Callable[[Tensor, Tensor], Tensor]
+
+BLOCK = 1 << 25
+"""Activations that a module keeps at once in a pass without gradients: 128 MiB."""
+
+
+class Head(NamedTuple):
+    """The last linear layer apart from the rest, so that many heads can share few feature draws."""
+
+    features: Forward  # (theta [C, K, P], x [C, n, ...]) -> [C, K, n, h]
+    width: int  # h
+    weight: slice  # where [outputs, h] lies in theta
+    bias: slice
+
+
+class Model(NamedTuple):
+    size: int  # P
+    outputs: int
+    forward: Forward  # (theta [C, K, P], x [C, n, ...]) -> [C, K, n, outputs]
+    init: Callable[[torch.Generator, float], Tensor]  # (generator, std) -> mu [P]
+    likelihood: Likelihood
+    head: Head | None
+    widths: tuple[int, ...] = ()  # of a ReLU network, input and output included; else empty
+    activation: int = 0  # numbers that a point and draw leave for back-propagation; 0: few
+    notes: tuple[str, ...] = ()  # what whoever reads results should know of the network
+
+    def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """log p_theta(D_j) for every client, draw and point: [C, K, n]."""
+        y = y.unsqueeze(1)
+        return self.likelihood.log_prob(theta, self.forward(theta, x), y)
+
+
+def mlp(widths: Sequence[int], likelihood: Likelihood) -> Model:
+    """A ReLU network of any widths, e.g. (784, 100, 10); mu starts as N(0, std^2)."""
+    if len(widths) < 2 or min(widths) < 1:
+        raise UserError(f"a network needs an input and an output width of at least 1, not {widths}")
+    layers: list[tuple[slice, slice, int, int]] = []
+    offset = 0
+    for fan_in, fan_out in pairwise(widths):
+        weight = slice(offset, offset + fan_in * fan_out)
+        bias = slice(weight.stop, weight.stop + fan_out)
+        layers.append((weight, bias, fan_in, fan_out))
+        offset = bias.stop
+    size = offset + likelihood.extra
+    lengths = [part.stop - part.start for layer in layers for part in layer[:2]]
+
+    def hidden(theta: Tensor, x: Tensor, upto: int) -> Tensor:
+        clients, draws = theta.shape[:2]
+        # One split, whose backward pass is one concatenation; slices would each add a full vector.
+        parts = theta.split([*lengths, likelihood.extra], -1)
+        h = x.flatten(2)  # [C, n, d]: the first layer's input is shared by all draws
+        for index, (_, _, fan_in, fan_out) in enumerate(layers[:upto]):
+            w = parts[2 * index].unflatten(-1, (fan_out, fan_in))  # [C, K, out, in]
+            b = parts[2 * index + 1]  # [C, K, out]
+            if index == 0:  # one product for all K draws
+                h = torch.baddbmm(b.flatten(1).unsqueeze(1), h, w.flatten(1, 2).mT)
+                h = h.unflatten(-1, (draws, fan_out)).movedim(2, 1)
+            else:
+                h = torch.baddbmm(
+                    b.flatten(0, 1).unsqueeze(1), h.flatten(0, 1), w.flatten(0, 1).mT
+                ).unflatten(0, (clients, draws))
+            if index < len(layers) - 1:
+                h = h.relu()
+        return h
+
+    def features(theta: Tensor, x: Tensor) -> Tensor:
+        if len(layers) == 1:
+            return x.flatten(2).unsqueeze(1).expand(-1, theta.shape[1], -1, -1)
+        return hidden(theta, x, len(layers) - 1)
+
+    def init(g: torch.Generator, std: float) -> Tensor:
+        return with_noise(torch.randn(offset, generator=g) * std, likelihood)
+
+    weight, bias, fan_in, _ = layers[-1]
+    return Model(
+        size=size,
+        outputs=widths[-1],
+        forward=lambda theta, x: hidden(theta, x, len(layers)),
+        init=init,
+        likelihood=likelihood,
+        head=Head(features, fan_in, weight, bias),
+        widths=tuple(widths),
+    )
+
+
+def from_module(
+    module: nn.Module, likelihood: Likelihood, *, last: str = "", activation: int = 0
+) -> Model:
+    """Any module without batch statistics. mu starts at the module's own weights.
+
+    Parameters that need no gradient stay as they are, as buffers do. `last` names the nn.Linear
+    whose output is the module's, where there is one: its input makes up the features of a head.
+    `activation`, the numbers that a point leaves for back-propagation, bounds what a pass without
+    gradients takes at once.
+    """
+    refuse_what_vmap_cannot(module)
+    named = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
+    frozen |= {name: b.detach() for name, b in module.named_buffers()}
+    lengths = [p.numel() for p in named.values()]
+    offset = sum(lengths)
+
+    def call(theta: Tensor, x: Tensor) -> Tensor:
+        parts = theta.split([*lengths, likelihood.extra])
+        parameters = {
+            name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=False)
+        }
+        fixed = {name: b.to(theta.device) for name, b in frozen.items()}
+        with plain_attention():
+            output: Tensor = functional_call(module, {**parameters, **fixed}, (x,))
+        return output
+
+    def call_features(theta: Tensor, x: Tensor) -> Tensor:
+        inputs: list[Tensor] = []
+        hook = module.get_submodule(last).register_forward_pre_hook(
+            lambda layer, arguments: inputs.append(arguments[0])
+        )
+        try:
+            call(theta, x)
+        finally:
+            hook.remove()
+        return inputs[0]
+
+    head = None
+    if last:
+        order = list(named)
+        before = sum(lengths[: order.index(f"{last}.weight")])
+        weight = slice(before, before + named[f"{last}.weight"].numel())
+        bias = slice(weight.stop, weight.stop + likelihood.outputs)
+        width = named[f"{last}.weight"].shape[1]
+        head = Head(_in_blocks(_stacked(call_features), activation), width, weight, bias)
+
+    def init(g: torch.Generator, std: float) -> Tensor:
+        return with_noise(torch.cat([p.reshape(-1) for p in named.values()]), likelihood)
+
+    return Model(
+        size=offset + likelihood.extra,
+        outputs=likelihood.outputs,
+        forward=_in_blocks(_stacked(call), activation),
+        init=init,
+        likelihood=likelihood,
+        head=head,
+        activation=activation,
+    )
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Attention in plain operations: its fused kernels have no derivative, or no rule for vmap."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _stacked(call: Forward) -> Forward:
+    """From theta [P] and x [n, ...] to theta [C, K, P] and x [C, n, ...]."""
+    over_draws = vmap(call, in_dims=(0, None), randomness="error")
+    over_clients: Forward = vmap(over_draws, in_dims=(0, 0), randomness="error")
+    return over_clients
+
+
+def _in_blocks(forward: Forward, activation: int) -> Forward:
+    """The same function, which without gradients keeps a bounded number of activations."""
+
+    def through(theta: Tensor, x: Tensor) -> Tensor:
+        if theta.requires_grad or not activation:
+            return forward(theta, x)
+        most = max(1, BLOCK // (activation * len(theta)))  # points times draws of a client
+        points = min(most, x.shape[1])
+        draws = theta.split(max(1, most // max(1, points)), 1)
+        blocks = x.split(max(1, points), 1)
+        return torch.cat(
+            [torch.cat([forward(some, block) for block in blocks], 2) for some in draws], 1
+        )
+
+    return through
+
+
+def with_noise(mu: Tensor, likelihood: Likelihood) -> Tensor:
+    """Append the log noise where the likelihood learns it."""
+    if not likelihood.extra:
+        return mu
+    noise = float(getattr(likelihood, "noise", 1.0))
+    return torch.cat([mu, torch.full((likelihood.extra,), math.log(noise))])
+
+
+def refuse_what_vmap_cannot(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.training and layer.p > 0:
+            raise UserError(
+                f"layer '{name}' ({type(layer).__name__}) draws masks of its own, in place of "
+                "which there is a posterior here; call .eval() on the module or leave the layer out"
+            )
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or (
+            isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
+        ):
+            raise UserError(
+                f"layer '{name}' ({type(layer).__name__}) keeps statistics of its batches, which "
+                "have no meaning for a posterior over weights; use nn.GroupNorm or nn.LayerNorm"
+            )

@@ -1,0 +1,231 @@
+"""A network of the user's own, `--model package.module:factory`: found, made, checked.
+
+    factory(inputs=, shape=, outputs=) -> nn.Module       of these three, those that it takes
+
+`inputs` is the number of features of a flat point, `shape` the tuple of a point as the network sees
+it, `outputs` the number of classes or of targets. The module maps [n, *shape] to [n, outputs], each
+point on its own. It is put into evaluation mode: a posterior over weights takes the place of
+dropout. Posteriors start at the weights that the factory makes; parameters that need no gradient,
+and buffers, stay as they are.
+
+The factory draws from a generator seeded by the run's seed, so that the same seed gives the same
+start. What is fixed is made once, under a seed that never changes, so that a run that is read again
+has the same network.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from corefed.base.errors import UserError
+from corefed.models import network
+from corefed.models.checks import Point, line, output_of, refuse_what_cannot_be_stacked
+from corefed.models.likelihood import Likelihood
+from corefed.models.names import MEMORY
+from corefed.models.network import Model
+
+Factory = Callable[..., object]
+
+COPIES = 8 * 2 * 4
+"""Bytes that a parameter takes in training: about eight copies of a mean and a deviation."""
+
+
+def is_own(model: str) -> bool:
+    """Whether the setting `model` names code of the user's own."""
+    return ":" in model or model == MEMORY
+
+
+def build(
+    name: str,
+    shape: Sequence[int],
+    likelihood: Likelihood,
+    *,
+    memory_mb: int,
+    batch: int,
+    factory: Factory | None = None,
+) -> Model:
+    """The network that a factory makes, looked up by its name unless it is at hand."""
+    factory = find(name) if factory is None else factory
+    point = Point(name, tuple(shape), likelihood.outputs)
+    module = made(factory, point, seed=0)
+    shapes = _trained(module)
+    size = sum(math.prod(each) for each in shapes.values())
+    _refuse_large(name, size, 0, memory_mb)
+    network.refuse_what_vmap_cannot(module)
+    output = output_of(module, point)
+    _refuse_large(name, size, output.activation * batch, memory_mb)
+    model = network.from_module(module, likelihood, last=output.last, activation=output.activation)
+    refuse_what_cannot_be_stacked(model, point, output)
+
+    def init(g: torch.Generator, std: float) -> Tensor:
+        seed = int(torch.randint(1 << 62, (), generator=g, device=g.device))
+        fresh = made(factory, point, seed)
+        if _trained(fresh) != shapes:
+            raise UserError(f"The model {name} has other parameters each time that it is made.")
+        weights = [p.detach().reshape(-1) for p in fresh.parameters() if p.requires_grad]
+        return network.with_noise(torch.cat(weights), likelihood)
+
+    return model._replace(init=init, notes=_notes(name, module))
+
+
+# --- finding --------------------------------------------------------------------------------------
+
+
+def find(name: str) -> Factory:
+    """The callable that `module:factory` names, looked for in the working folder first."""
+    if name == MEMORY:
+        raise UserError(
+            "The network of this run was made in Python and has no module:factory to find it by; "
+            "load it with Federation.load(folder, model=factory)."
+        )
+    path, _, attribute = name.partition(":")
+    with _here():
+        found: object = _imported(path, name)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise UserError(_missing(found, part, path, name))
+        found = getattr(found, part)
+    if isinstance(found, nn.Module) or not callable(found):
+        raise UserError(
+            f"The model {name} is of type {type(found).__name__}; it must be a function that makes "
+            "an nn.Module, or its class."
+        )
+    return found
+
+
+def name_of(factory: Factory) -> str:
+    """`module:factory` where that leads back to it, else the name for what is in memory alone."""
+    module, name = (getattr(factory, each, "") for each in ("__module__", "__qualname__"))
+    if module == "__main__" or not re.fullmatch(r"[\w.]+", f"{module}.{name}"):
+        return MEMORY  # also <lambda> and <locals>
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is factory else MEMORY
+
+
+def _imported(path: str, name: str) -> object:
+    try:
+        return importlib.import_module(path)
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{path}.".startswith(f"{missing}."):
+            if path.endswith(".py"):
+                hint = f"write the module's name, {path[:-3]}, and not the file's"
+            else:
+                hint = f"looked in {Path.cwd()} and among the installed packages"
+            raise UserError(f"The model {name} needs a module {missing!r}: {hint}.") from error
+        raise UserError(f"The module {path} of the model {name} fails: {line(error)}.") from error
+
+
+def _missing(owner: object, part: str, path: str, name: str) -> str:
+    public = [k for k, v in getattr(owner, "__dict__", {}).items() if k[0] != "_" and callable(v)]
+    nearest = get_close_matches(part, public, n=1)
+    some = ", ".join(public[:8]) or "nothing to call"
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {some}."
+    return f"The model {name} is not there: {path} has no {part!r}; {hint}"
+
+
+@contextmanager
+def _here() -> Iterator[None]:
+    """The working folder first among those that modules come from, as `python -m` has it."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+# --- making ---------------------------------------------------------------------------------------
+
+
+def made(factory: Factory, point: Point, seed: int) -> nn.Module:
+    """A module in float32 and evaluation mode, its weights drawn by `seed`."""
+    arguments = _arguments(factory, point)
+    with _here(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            module = factory(**arguments)
+        except (Exception, SystemExit) as error:
+            raise UserError(f"The model {point.name} cannot be made: {line(error)}.") from error
+        if not isinstance(module, nn.Module):
+            raise UserError(
+                f"The model {point.name} made a {type(module).__name__} value, not an nn.Module."
+            )
+        if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
+            point.call(module.eval(), torch.zeros(2, *point.shape))  # lazy layers learn their size
+    for name, parameter in module.named_parameters():
+        if not parameter.is_floating_point():  # complex numbers neither
+            raise UserError(
+                f"Parameter {name!r} of the model {point.name} is of type {parameter.dtype}; a "
+                "posterior needs real floating-point numbers."
+            )
+    return module.to("cpu", torch.float32).eval()
+
+
+def _arguments(factory: Factory, point: Point) -> dict[str, object]:
+    given: dict[str, object] = {
+        "inputs": math.prod(point.shape), "shape": point.shape, "outputs": point.outputs
+    }  # fmt: skip
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return {}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        taken = given
+    else:
+        names = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
+        taken = {name: value for name, value in given.items() if name in names}
+    for p in parameters:
+        optional = p.default is not p.empty or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        if p.name not in taken and not optional:
+            raise UserError(
+                f"The model {point.name} wants an argument {p.name!r}; it is given inputs, shape "
+                "and outputs by keyword, so give others a default."
+            )
+    return taken
+
+
+def _trained(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
+
+
+def _refuse_large(name: str, size: int, activations: int, memory_mb: int) -> None:
+    if size == 0:
+        raise UserError(f"The model {name} has no parameters to train.")
+    needed = (COPIES * size + 5 * activations) / 2**20
+    if needed > memory_mb:
+        raise UserError(
+            f"The model {name} has {size:,} parameters; training one client takes about "
+            f"{needed:,.0f} MB, more than the {memory_mb} of memory_mb: make it smaller, or raise "
+            "memory_mb."
+        )
+
+
+def _notes(name: str, module: nn.Module) -> tuple[str, ...]:
+    """One sentence where the module has dropout."""
+
+    def drops(layer: nn.Module) -> bool:
+        own = isinstance(layer, nn.modules.dropout._DropoutNd)
+        rate = getattr(layer, "p" if own else "dropout", 0)  # the latter of RNNs and attention
+        return isinstance(rate, int | float) and rate > 0
+
+    layers = [f"{k!r} ({type(v).__name__})" for k, v in module.named_modules() if drops(v)]
+    if not layers:
+        return ()
+    return (
+        f"dropout is off in {', '.join(layers)} of the model {name}: a posterior over the weights "
+        "takes its place",
+    )

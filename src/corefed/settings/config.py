@@ -1,0 +1,314 @@
+"""From a TOML file and a command line to one frozen, checked `Experiment`.
+
+Layers, each over the one before: defaults (those for the kind of data included), the method's
+preset, the file, flags, `--set key=value`.
+The keys of `Run` and those of the method's own Config share one flat namespace. What a string means
+follows from the field's annotation, so no key is described twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
+
+from corefed.base.errors import UserError, did_you_mean
+from corefed.methods import registry
+from corefed.models.names import MEMORY
+from corefed.settings import ranges
+from corefed.settings.values import parse, to_toml_value
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+LOCAL = "local"
+"""What `data` is in an experiment of a federation: each client's own."""
+
+OWN = ("table:", "npz:", MEMORY)
+"""Beginnings of names of data whose regression targets are standardised."""
+
+OWN_NOISE: dict[str, object] = {"noise": 0.5, "learn_noise": True}
+"""What takes the place of both keys' defaults for such data, where neither is given."""
+
+Scaling = Literal["auto", "unit", "standard", "features", "client"]
+Embedding = Literal["auto", "efficientnet-lite0", "resnet18", "none"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What every run has, whatever its method."""
+
+    method: str = "coreset-pfedbayes"
+    """The method to train; `corefed methods` lists them."""
+    data: str = "digits"
+    """The data set; `corefed datasets` lists them."""
+    classes: tuple[str, ...] = ()
+    """Classes of the data to use, by name or number, in this order; empty takes all."""
+    embedding: Embedding = "auto"
+    """Image folders and MedMNIST: the frozen network whose features are learnt from; none takes
+    raw pixels of 32 x 32, auto the first network that is installed."""
+    bad_images: Literal["refuse", "skip"] = "refuse"
+    """Image folders: stop at images that cannot be read, or leave them out and say so."""
+    target: str = ""
+    """Tables: the column to predict."""
+    client_column: str = ""
+    """Tables and .npz: the column or array whose values are the clients; empty: a partition deals
+    the rows."""
+    categorical: tuple[str, ...] = ()
+    """Tables: columns of numbers that are categories (codes); text always is."""
+    ignore: tuple[str, ...] = ()
+    """Tables: columns to leave out, such as patients' numbers."""
+    missing: Literal["impute", "refuse"] = "impute"
+    """Tables: fill in missing values and say so, or stop at them."""
+    task: Literal["auto", "classification", "regression"] = "auto"
+    """Tables and .npz: what is learnt; auto takes text and a few whole numbers for classes."""
+    smallest_client: int = 10
+    """Clients of a column with fewer rows are left out: below ten, one test point or two say
+    nothing about a model."""
+    partition: str = ""
+    """How data are dealt to clients; empty takes the usual one for the data."""
+    clients: int = 10
+    """Number of clients (N); a column of clients brings its own."""
+    keep: float = 1.0
+    """Part of each client's training points that it has at all; the others are left out, drawn
+    at random."""
+    rounds: int = 30
+    """Communication rounds (T)."""
+    local_steps: int = 20
+    """Gradient steps a client makes in a round (R)."""
+    batch_size: int = 100
+    """Points in a minibatch (b); a client with fewer uses all it has."""
+    seeds: tuple[int, ...] = (0,)
+    """One repetition a seed, each with its own split and initial weights, trained together."""
+    cohort: int = 0
+    """Clients drawn for each round (S); 0 takes all."""
+    model: str = "auto"
+    """The network: mlp (fully connected), cnn (convolutional), or one of your own by
+    package.module:factory; auto is cnn for CIFAR-10 and for folders of images that are not
+    embedded."""
+    channels: tuple[int, ...] = (32, 64, 64)
+    """Channels of a cnn's convolutions, each followed by pooling."""
+    hidden: tuple[int, ...] = (100,)
+    """Widths of the hidden layers, in a cnn those after the convolutions; empty: none."""
+    noise: float = 1.0
+    """Regression: standard deviation of the targets' noise, or where learning starts from; of
+    tables and .npz, whose targets are standardised, in standard deviations of the target."""
+    learn_noise: bool = False
+    """Regression: learn the noise with the weights."""
+    scale: Scaling = "auto"
+    """Features as they are (unit), or centred and divided by the standard deviation of training
+    points: one for all (standard), each feature's own (features), or each client's own (client).
+    auto is features for tables and rows of numbers in .npz, standard for a cnn, unit otherwise."""
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda or cuda:INDEX."""
+    runtime: Literal["vmap", "loop"] = "vmap"
+    """All clients stacked, as far as memory allows, or one after the other."""
+    memory_mb: int = 4096
+    """Bound on the memory that stacking clients may take."""
+    evaluate_every: int = 0
+    """Rounds between evaluations; 0 makes about ten. The last round is always evaluated."""
+    evaluate_draws: int = 10
+    """Draws of the weights that a prediction averages over."""
+    checkpoint_every: int = 1
+    """Rounds between checkpoints; 0 writes none, and the run cannot be resumed."""
+    data_dir: str = ""
+    """Folder to look for data in, before $COREFED_DATA and the user's cache."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that defines a run."""
+
+    run: Run
+    settings: DataclassInstance
+    """The method's own Config."""
+
+
+RESULTS_UNCHANGED_BY = frozenset({"rounds", "evaluate_every", "checkpoint_every", "data_dir"})
+"""Keys a resumed run may change: training to any given round does not depend on them."""
+
+
+class _Given(NamedTuple):
+    key: str
+    value: object
+    where: str  # for messages: the file, the flag, or --set
+
+
+def resolve(
+    file: Path | None = None,
+    flags: Mapping[str, object] | None = None,
+    assignments: Sequence[str] = (),
+    *,
+    where: str = "",
+) -> Experiment:
+    """The experiment that defaults, preset, `file`, `flags` and `assignments` define, checked.
+
+    `where` is what messages call the place of `flags`, if they are none of a command line.
+    """
+    given = [*_from_file(file), *_from_flags(flags or {}, where), *_from_assignments(assignments)]
+    method = str(next((g.value for g in reversed(given) if g.key == "method"), Run.method))
+    own = registry.config_class(method)
+    kinds = _kinds(own)
+    values: dict[str, object] = {}
+    for written, value, where in given:
+        # The method's own settings may be written with what they are about: coreset.solver.
+        key = written.removeprefix("coreset.")
+        if key not in kinds or (key != written and key not in own.__annotations__):
+            raise UserError(_unknown(written, where, method, list(kinds)))
+        values[key] = parse(key, value, kinds[key], where)
+    if "preset" in kinds:
+        _refuse_two_presets(given)
+        values = {**_preset(method, str(values.get("preset", own.preset)), kinds), **values}
+    if str(values.get("data", Run.data)).startswith(OWN) and not values.keys() & OWN_NOISE.keys():
+        values |= OWN_NOISE
+    run_keys = {field.name for field in dataclasses.fields(Run)}
+    experiment = Experiment(
+        Run(**{k: v for k, v in values.items() if k in run_keys}),  # type: ignore[arg-type]
+        own(**{k: v for k, v in values.items() if k not in run_keys}),
+    )
+    check(experiment)
+    return experiment
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse values out of range, once, before anything is loaded or written."""
+    values = to_dict(experiment)
+    ranges.check(values)
+    check_model(experiment.run.model)
+    own = getattr(registry.module(experiment.run.method), "check", None)
+    if own is not None:
+        own(experiment.settings)
+
+
+def check_model(model: str) -> None:
+    """Refuse a text that names no network; nothing is imported."""
+    known = ("auto", "mlp", "cnn")
+    if model in (*known, MEMORY) or re.fullmatch(rf"{_DOTTED}:{_DOTTED}", model):
+        return
+    hint = did_you_mean(model, known)
+    raise UserError(
+        f"model is {model!r}; it must be {', '.join(known)}, or package.module:factory for a "
+        f"network of your own.{hint}"
+    )
+
+
+def to_dict(experiment: Experiment) -> dict[str, Any]:
+    """Every key and value, flat and ready for JSON (tuples become lists)."""
+    flat = {**dataclasses.asdict(experiment.run), **dataclasses.asdict(experiment.settings)}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in flat.items()}
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The experiment as a file `resolve` reads back to an equal one."""
+    return "".join(
+        f"{key} = {to_toml_value(value)}\n" for key, value in to_dict(experiment).items()
+    )
+
+
+def fingerprint(values: Mapping[str, object]) -> str:
+    """A hash of everything in `to_dict` that changes results, bit for bit."""
+    kept = {k: v for k, v in values.items() if k not in RESULTS_UNCHANGED_BY}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def differences(there: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
+    """'zeta (10.0 there, 1.0 here)' for every key of the fingerprint that differs."""
+    keys = sorted((there.keys() | here.keys()) - RESULTS_UNCHANGED_BY)
+    return [
+        f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)"
+        for key in keys
+        if there.get(key) != here.get(key)
+    ]
+
+
+def _kinds(own: type[Any]) -> dict[str, Any]:
+    """Key -> annotation, of Run's fields and then the method's."""
+    kinds = {}
+    for cls in (Run, own):
+        hints = get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            if field.name in kinds:
+                raise TypeError(f"{cls.__module__}.Config: Run has a field {field.name!r} already")
+            kinds[field.name] = hints[field.name]
+    return kinds
+
+
+def _from_file(file: Path | None) -> Iterator[_Given]:
+    if file is None:
+        return
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"Cannot read {file}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not valid TOML: {error}.") from error
+    for key, value in _without_group(content).items():
+        if isinstance(value, dict):
+            raise UserError(f"{file} has a table [{key}]; settings are flat: write key = value.")
+        yield _Given(key.replace("-", "_"), value, str(file))
+
+
+def _without_group(content: dict[str, object]) -> dict[str, object]:
+    """A table [coreset] is the keys coreset.x."""
+    table = content.get("coreset")
+    if not isinstance(table, dict):
+        return content
+    rest = {key: value for key, value in content.items() if key != "coreset"}
+    return {**rest, **{f"coreset.{key}": value for key, value in table.items()}}
+
+
+def _from_flags(flags: Mapping[str, object], where: str) -> Iterator[_Given]:
+    for key, value in flags.items():
+        yield _Given(key, value, where or f"--{key.replace('_', '-')}")
+
+
+def _from_assignments(assignments: Sequence[str]) -> Iterator[_Given]:
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set {text!r} is not written key=value.")
+        yield _Given(key.strip().replace("-", "_"), value.strip(), "--set")
+
+
+def _refuse_two_presets(given: Sequence[_Given]) -> None:
+    """A file with a preset has its values too, over which a second preset would have no effect."""
+    named = [g for g in given if g.key == "preset"]
+    if len({g.value for g in named}) > 1:
+        raise UserError(
+            f"{named[0].where} asks for preset {named[0].value!r}, {named[-1].where} for "
+            f"{named[-1].value!r}; choose one, and take the first one's values out of the file."
+        )
+
+
+def _preset(method: str, name: str, kinds: Mapping[str, Any]) -> dict[str, object]:
+    presets = registry.presets(method)
+    if name not in presets:
+        raise UserError(f"{method} has no preset {name!r}, only {', '.join(presets)}.")
+    return {k: parse(k, v, kinds[k], f"preset {name}") for k, v in presets[name].items()}
+
+
+def _unknown(key: str, where: str, method: str, known: list[str]) -> str:
+    """One sentence for a key that is misspelt, or belongs to another method."""
+    owners = [name for name in registry.METHODS if key in _kinds(registry.config_class(name))]
+    if key == "fraction" and owners:
+        return f"{method} trains on all data and takes no fraction; {_list(owners)} do."
+    if owners:
+        return f"{key!r} ({where}) is a setting of {_list(owners)}, not of {method}."
+    nearest = get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}" if nearest else f"there are {', '.join(known)}"
+    return f"There is no setting {key!r} ({where}) in a {method} run; {hint}?"
+
+
+def _list(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+_DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"

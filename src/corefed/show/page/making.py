@@ -1,0 +1,239 @@
+"""From runs to the page: sections are rendered, scripts inlined, and the whole kept below 5 MB."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from corefed import __version__
+from corefed.base import files
+from corefed.base.errors import UserError
+from corefed.show.page import charts, gather, points
+from corefed.show.page.content import Chapter, Missing, Section, figures_of
+from corefed.show.page.gather import Run
+from corefed.show.page.sections import (
+    chosen,
+    clients,
+    comparison,
+    cost,
+    examples,
+    learning,
+    overview,
+    trust,
+)
+from corefed.show.page.sections.chosen import Most
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from markupsafe import Markup
+
+LARGEST = 5_000_000
+"""Bytes of a page: what still opens at once on a phone, and goes through most mail servers."""
+
+
+class _Level(NamedTuple):
+    """How much of each run is shown, and what is said of the rest."""
+
+    most: Most
+    pictures: bool = True
+    chapters: int | None = None  # runs that are shown one by one; None: all
+    note: str = ""
+
+
+LEVELS = (
+    _Level(Most()),
+    _Level(
+        Most(clients=5, per_class=2, examples=6),
+        note="To keep this page small, it shows fewer points of each run.",
+    ),
+    _Level(Most(), pictures=False, note="To keep this page small, it shows no points."),
+    _Level(
+        Most(),
+        pictures=False,
+        chapters=8,
+        note="To keep this page small, it shows no points, and only the first 8 runs one by one; "
+        "make pages of their own for the others.",
+    ),
+    _Level(
+        Most(),
+        pictures=False,
+        chapters=0,
+        note="To keep this page small, it shows the comparison only; make pages of their own for "
+        "single runs.",
+    ),
+)
+
+
+def write(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    title: str = "",
+    baseline: Path | None = None,
+    images: bool = True,
+) -> int:
+    """Make the page of these runs and write it; its size in bytes."""
+    charts.require_library()
+    if out.is_dir():
+        raise UserError(f"{out} is a folder; --out needs a file, such as {out / 'report.html'}.")
+    runs, first = _runs(folders, baseline)
+    found = [points.load(run) if images else HIDDEN for run in runs]
+    content = b""
+    for level in _useful(len(runs)):
+        content = render(runs, first, found, title, level).encode()
+        if len(content) < LARGEST:
+            break
+    else:
+        raise UserError(f"The page would have {len(content) / 1e6:.1f} MB; name fewer runs.")
+    files.write_folder(out.parent, [(out.name, content)])
+    return len(content)
+
+
+def _useful(runs: int) -> list[_Level]:
+    """Levels that leave something out of a page of so many runs; one run is always shown."""
+    return [each for each in LEVELS if each.chapters is None or runs > max(1, each.chapters)]
+
+
+HIDDEN = Missing("Points are not shown: this page was made with --no-images.")
+
+
+def _runs(folders: Sequence[Path], baseline: Path | None) -> tuple[list[Run], Run]:
+    """All runs, and the one that others are compared with, which need not be named twice."""
+    places = [folder.resolve() for folder in folders]
+    if baseline is not None and baseline.resolve() not in places:
+        folders, places = [baseline, *folders], [baseline.resolve(), *places]
+    runs = gather.read(folders)
+    return runs, runs[0 if baseline is None else places.index(baseline.resolve())]
+
+
+def render(
+    runs: Sequence[Run],
+    baseline: Run,
+    found: Sequence[points.Points | Missing],
+    title: str,
+    level: _Level,
+) -> str:
+    """The page as text."""
+    several = len(runs) > 1
+    sections = comparison.sections(runs, baseline) if several else []
+    shown = [each if level.pictures else _thinned(each) for each in found]
+    chapters = [
+        _chapter(run, each, level.most, f"run-{number}-" if several else "", number)
+        for number, (run, each) in enumerate(zip(runs, shown, strict=True), 1)
+        if level.chapters is None or number <= level.chapters
+    ]
+    everything = [*sections, *(one for chapter in chapters for one in chapter.sections)]
+    contents = [(one.id, one.title) for one in sections or chapters[0].sections]
+    contents += [(chapter.id, chapter.title) for chapter in chapters] if several else []
+    library, script = _library(), _own("script.js")
+    if several:
+        words = f"{len(runs)} runs, compared with {baseline.label}"
+    else:
+        words = overview.sentence(runs[0])
+    return _template().render(
+        title=title or _title(runs),
+        subtitle=words,
+        version=__version__,
+        date=time.strftime("%d %B %Y, %H:%M"),
+        hashes=_hashes(library, script),
+        style=_safe(_own("style.css")),
+        library=_safe(library),
+        script=_safe(script),
+        specs=_json({figure.id: figure.spec for figure in figures_of(everything)}),
+        notes=[level.note] if level.note else [],
+        contents=contents,
+        sections=sections,
+        chapters=chapters,
+    )
+
+
+def _thinned(found: points.Points | Missing) -> points.Points | Missing:
+    return found if isinstance(found, Missing) else Missing("Points are left out for the size.")
+
+
+def _chapter(
+    run: Run, found: points.Points | Missing, most: Most, prefix: str, number: int
+) -> Chapter:
+    sections: list[Section] = [
+        overview.section(run, prefix),
+        learning.section(run, prefix),
+        clients.section(run, prefix),
+        chosen.section(run, found, most, prefix),
+        trust.section(run, prefix),
+        examples.section(run, found, most, prefix),
+        cost.section(run, prefix),
+    ]
+    return Chapter(f"run-{number}", run.label, str(run.path), sections)
+
+
+def _title(runs: Sequence[Run]) -> str:
+    data = list(dict.fromkeys(_short(run.summary["data"]) for run in runs))
+    if len(runs) == 1:
+        return f"{runs[0].summary['method']} on {data[0]}"
+    return f"{len(runs)} runs on {data[0]}" if len(data) == 1 else f"{len(runs)} runs"
+
+
+def _short(data: str) -> str:
+    """Without the folders of a path."""
+    kind, _, path = data.partition(":")
+    return f"{kind} {Path(path).name}" if path else overview.data_name(data)
+
+
+# --- HTML -----------------------------------------------------------------------------------------
+
+
+def _own(name: str) -> str:
+    return (resources("corefed.show.page") / name).read_text(encoding="utf-8")
+
+
+@cache
+def _library() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script, in a scope of its own."""
+    from vl_convert import javascript_bundle
+
+    bundle = javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return _inside_script(f"(()=>{{{bundle}}})();")
+
+
+def _inside_script(text: str) -> str:
+    """Nothing in it may end the element that it is inside of."""
+    return re.sub(r"<(?=/script|!--|script)", r"\\x3C", text, flags=re.IGNORECASE)
+
+
+def _hashes(*scripts: str) -> str:
+    """The only scripts that a browser may run in this page."""
+    digests = [base64.b64encode(hashlib.sha256(each.encode()).digest()) for each in scripts]
+    return " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
+
+
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_together
+    )
+    return environment.from_string(_own("page.html"))
+
+
+def _together(value: object) -> object:
+    """A number and its percent sign stay on one line."""
+    return value.replace(" %", "\u00a0%") if type(value) is str else value
+
+
+def _json(value: object) -> Markup:
+    from jinja2.utils import htmlsafe_json_dumps
+
+    return htmlsafe_json_dumps(value, separators=(",", ":"))
+
+
+def _safe(text: str) -> Markup:
+    from markupsafe import Markup
+
+    return Markup(text)

@@ -1,0 +1,240 @@
+"""The coreset: how many points, with which weights, how good, and which."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from corefed.show.page import charts
+from corefed.show.page.content import (
+    TIMES,
+    Card,
+    Cell,
+    Figure,
+    Figures,
+    Fold,
+    Gallery,
+    Group,
+    Missing,
+    Part,
+    Section,
+    Table,
+    Text,
+    missing,
+    number,
+)
+from corefed.show.page.gather import Run
+from corefed.show.page.points import Points
+from corefed.show.page.sections.clients import span
+
+BINS = 24
+COLUMNS = 12
+"""Of a table, as many as are shown of a row."""
+AID = (
+    "Each client trains on a few weighted points that stand in for all of its data; a weight says "
+    "for how many points one speaks, and over uniform below 1 beats a random subset of the size."
+)
+
+
+class Most(NamedTuple):
+    """How much of the points is shown."""
+
+    clients: int = 10
+    per_class: int = 3
+    rows: int = 5
+    examples: int = 12
+
+
+def section(run: Run, points: Points | Missing, most: Most, prefix: str) -> Section:
+    name, title = f"{prefix}coreset", "The coreset"
+    quality = _quality(run, name)
+    if isinstance(run.models, Missing):
+        parts: list[Part] = [Figures(quality)] if quality else []
+        return Section(name, title, AID if quality else "", [*parts, missing(run.models)])
+    if "weight" not in run.models:
+        sentence = f"{run.summary['method']} trains on all data: there is no coreset to show."
+        return Section(name, title, "", [Text(sentence)])
+    per_run = run.summary["clients"]
+    weight = run.models["weight"][:per_run].double()
+    if isinstance(run.clients, Missing):
+        return Section(name, title, AID, [missing(run.clients)])
+    sizes = [client["train"] for client in run.clients[0]]
+    parts = [Figures([_histogram(run, weight, sizes, name), *quality])]
+    parts.append(Fold("The coreset of each client", _by_client(run, weight, sizes)))
+    if isinstance(points, Missing):
+        parts.append(missing(points))
+    elif points.columns:
+        parts.append(_rows(run, weight, points, most))
+    else:
+        parts.append(_gallery(run, weight, points, most))
+    return Section(name, title, AID, parts)
+
+
+def _histogram(run: Run, weight: Tensor, sizes: Sequence[int], name: str) -> Figure:
+    own = weight[weight > 0].numpy()
+    chosen = (weight > 0).sum(-1).tolist()
+    spread = np.ptp(own) > 1e-6 * own.max()
+    low, high = (0.0, float(own.max())) if spread else (float(own.min()) * 0.9, own.max() * 1.1)
+    counts, edges = np.histogram(own, bins=BINS if spread else 3, range=(low, high))
+    data = [
+        {"low": float(a), "high": float(b), "y": int(count)}
+        for a, b, count in zip(edges[:-1], edges[1:], counts, strict=True)
+    ]
+    said = (
+        f"{span(chosen)} of {span(sizes)} points a client, {sum(chosen)} in all; weights "
+        f"{own.min():.3g} to {own.max():.3g}, median {np.median(own):.3g} (seed {run.seeds[0]})."
+    )
+    table = Table(
+        "Number of chosen points by weight",
+        ("weight", "points"),
+        [
+            (f"{row['low']:.3g} to {row['high']:.3g}", Cell(f"{row['y']}", float(row["y"])))
+            for row in data
+        ],
+    )
+    spec = charts.histogram(data, "weight of a point", "points")
+    return Figure(f"{name}-weights", "Weights of the chosen points", spec, said, table)
+
+
+def _quality(run: Run, name: str) -> list[Figure]:
+    """What a method measures of its coresets, over rounds."""
+    keys = {"held_out_error": "held-out error", "over_uniform": "over uniform"}
+    series = []
+    for key, words in keys.items():
+        for line in run.lines:
+            each = [v for v in line["coreset"].get(key, []) if v is not None]
+            if each:
+                std = statistics.stdev(each) if len(each) > 1 else 0.0
+                series.append((words, line["round"], statistics.fmean(each), std))
+    if not series:
+        return []
+    data = [
+        {"series": words, "x": at, "y": mean, "low": mean - std, "high": mean + std}
+        for words, at, mean, std in series
+    ]
+    last = {words: mean for words, _, mean, _ in series}
+    said = ", ".join(f"{words} {mean:.3g}" for words, mean in last.items())
+    renewed = run.lines[-1]["coreset"].get("refreshes", [None])
+    if None not in renewed:
+        said += f"; chosen anew {statistics.fmean(renewed):.1f} times a client"
+    refreshed = {
+        line["round"]: statistics.fmean(line["coreset"]["refreshes"])
+        for line in run.lines
+        if None not in line["coreset"].get("refreshes", [None])
+    }
+    table = Table(
+        "Quality of the coresets, mean over clients",
+        ("round", "measure", "mean", "std over seeds", "times chosen"),
+        [
+            (str(at), words, number(mean, ".4g"), number(std, ".2g"),
+             number(refreshed.get(at), ".1f"))
+            for words, at, mean, std in series
+        ],
+    )  # fmt: skip
+    band = any(std > 0 for *_, std in series)
+    spec = charts.series(
+        data, list(keys.values()), "round", "error, lower is better", form=".2~g", x_form="d",
+        band=band, points=len(data) <= 80, zero=True, step=True,
+    )  # fmt: skip
+    return [Figure(f"{name}-quality", "Quality over rounds", spec, f"At the end: {said}.", table)]
+
+
+def _by_client(run: Run, weight: Tensor, sizes: Sequence[int]) -> Table:
+    """How many points, and how many equal ones their weights amount to."""
+    rows = []
+    for name, w, n in zip(run.names, weight, sizes, strict=True):
+        own = w[w > 0]
+        total = own.sum().item()
+        rows.append(
+            (
+                name,
+                Cell(str(n), n),
+                Cell(str(len(own)), len(own)),
+                number(total, ".4g"),
+                number(own.max().item() if len(own) else math.nan, ".3g"),
+                number(total**2 / own.square().sum().item() if len(own) else math.nan, ".1f"),
+            )
+        )
+    heads = ("client", "points", "chosen", "sum of weights", "largest weight", "effective points")
+    return Table(
+        f"The coreset of each client, seed {run.seeds[0]}", heads, rows,
+        note="Effective points: the number of equally weighted points with the same spread of "
+        "weights, (sum of w)² / sum of w².",
+    )  # fmt: skip
+
+
+def _gallery(run: Run, weight: Tensor, points: Points, most: Most) -> Part:
+    """Pictures of the largest weights of every client and class."""
+    groups, gone = [], 0
+    for client, (name, w) in enumerate(zip(run.names, weight, strict=True)):
+        if client == most.clients:
+            break
+        cards = []
+        for place in largest(w, points.y.train[client], most.per_class):
+            picture = points.picture("train", client, place)
+            if picture is None:
+                gone += 1
+                continue
+            label, value = run.labels[int(points.y.train[client][place])], w[place].item()
+            words = f"Image of class {label}, weight {value:.1f}"
+            cards.append(Card((label, f"{TIMES} {value:.1f}"), picture.source, words, picture.size))
+        groups.append(Group(f"{name}, {int((w > 0).sum())} chosen", cards))
+    note = (
+        f"Of every class the images with the largest weights; {TIMES} says for how many one speaks."
+    )
+    if len(groups) < len(run.names):
+        note += f" The first {len(groups)} of {len(run.names)} clients are shown."
+    note += f" {gone} images cannot be read any more." if gone else ""
+    return Gallery(f"Chosen images, seed {run.seeds[0]}", groups, small=True, note=note)
+
+
+def largest(w: Tensor, y: Tensor, per_class: int) -> list[int]:
+    """Places of the largest weights of every class, by class and then by falling weight."""
+    found: list[int] = []
+    own = w[: len(y)]
+    for label in y.unique().tolist():
+        order = own.masked_fill(y != label, 0.0).argsort(descending=True, stable=True)
+        found += [
+            place for place in order[:per_class].tolist() if own[place] > 0 and y[place] == label
+        ]
+    return found
+
+
+def _rows(run: Run, weight: Tensor, points: Points, most: Most) -> Part:
+    """Columns of the points with the largest weights of every client."""
+    rows = []
+    for client, (name, w) in enumerate(zip(run.names, weight, strict=True)):
+        if client == most.clients:
+            break
+        y = points.y.train[client]
+        order = w[: len(y)].argsort(descending=True, stable=True)[: most.rows]
+        for place in order.tolist():
+            if w[place] > 0:
+                shown = points.row("train", client, place)[:COLUMNS]
+                rows.append((name, number(w[place].item(), ".3g"), truth(run, y[place]), *shown))
+    dropped = len(points.columns) - COLUMNS
+    note = f"{dropped} more columns are left out." if dropped > 0 else ""
+    if most.clients < len(run.names):
+        note += f" The first {most.clients} of {len(run.names)} clients are shown."
+    heads = ("client", "weight", target_name(run), *points.columns[:COLUMNS])
+    caption = f"Chosen rows with the largest weights, seed {run.seeds[0]}"
+    return Table(caption, heads, rows, note=note.strip())
+
+
+def target_name(run: Run) -> str:
+    first = run.preparations[0]
+    return first.target or ("class" if first.labels else ", ".join(first.targets))
+
+
+def truth(run: Run, y: Tensor) -> str | Cell:
+    """A label by its name, or targets."""
+    if run.labels:
+        return run.labels[int(y)]
+    if y.numel() == 1:
+        return number(y.item(), ".4g")
+    return ", ".join(f"{value:.4g}" for value in y.flatten().tolist())

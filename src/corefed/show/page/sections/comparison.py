@@ -1,0 +1,242 @@
+"""Several runs side by side: figures, paired tests, curves, and what each point of score costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from corefed.show.page import charts, paired
+from corefed.show.page.content import (
+    DASH,
+    Cell,
+    Figure,
+    Figures,
+    Missing,
+    Part,
+    Row,
+    Section,
+    Table,
+    Text,
+    missing,
+    number,
+)
+from corefed.show.page.gather import Run, curve, heading, score_name, score_text, shown
+from corefed.show.page.sections import learning
+
+COSTS = {
+    "examples_processed": ("examples", "examples processed a seed"),
+    "bytes": ("bytes", "bytes sent and received a seed"),
+    "seconds": ("seconds", "seconds of training, all seeds"),
+}
+
+
+def sections(runs: Sequence[Run], baseline: Run) -> list[Section]:
+    """The table, the curves, and cost against score."""
+    scored = [run for run in runs if run.score == baseline.score and run.score]
+    parts: list[Part] = []
+    data = sorted({run.summary["data"] for run in runs})
+    if len(data) > 1:
+        parts.append(
+            Text(
+                f"These runs are on different data ({', '.join(data)}): their figures do not "
+                "compare.",
+                missing=True,
+            )
+        )
+    first = Section(
+        "comparison",
+        "Comparison",
+        "One row a run; a header sorts by its column. Differences are to "
+        f"{baseline.label}, with 95 % intervals.",
+        [*parts, *table(runs, baseline)],
+    )
+    if not scored:
+        return [first]
+    domain = [run.label for run in runs]
+    left_out = len(runs) - len(scored)
+    note: list[Part] = (
+        [Text(f"{left_out} runs without {score_name(baseline.score)} are left out.")]
+        if left_out
+        else []
+    )
+    return [first, *_curves(scored, domain, note), *_costs(scored, domain, note)]
+
+
+def table(runs: Sequence[Run], baseline: Run) -> list[Part]:
+    """Figures of every run, with the difference to the baseline where they can be paired."""
+    found = {run.path: paired.compare(run, baseline) for run in runs if run is not baseline}
+    tested = [d for d in found.values() if not isinstance(d, Missing)]
+    corrected = dict(zip(map(id, tested), paired.holm([d.p for d in tested]), strict=True))
+    differing = [
+        key for key in ("data", "partition", "clients") if len({r.summary[key] for r in runs}) > 1
+    ]
+    models = [m for m in ("personal", "global", "localized") for run in runs
+              if run.score and f"{m}_{run.score}" in run.metrics]  # fmt: skip
+    models = list(dict.fromkeys(models))
+    units = {run.score for run in runs if run.score}
+    unit = "%" if units == {"accuracy"} else "RMSE" if units == {"rmse"} else "score"
+    scores = [f"{shown(m)}, {unit}" for m in models]
+    heads = ["run", *differing, *scores[:1], "difference", "95 % interval", "p (Holm)"]
+    heads += [*scores[1:], "NLL", "ECE", "k/n, %", "seeds", "rounds", "s a round", "MB sent"]
+    heads += ["examples", "paired by"]
+    rows: list[Row] = []
+    for run in runs:
+        *difference, pairs = _difference(run, found.get(run.path), corrected)
+        each = [_score(run, f"{m}_{run.score}") for m in models]
+        rows.append(
+            (
+                run.label,
+                *(str(run.summary[key]) for key in differing),
+                *each[:1],
+                *difference,
+                *each[1:],
+                *(_metric(run, metric) for metric in ("nll", "ece")),
+                number(100 * run.summary["coreset"]["fraction"], "g"),
+                Cell(str(len(run.seeds)), len(run.seeds)),
+                _rounds(run),
+                number(run.summary["cost"]["seconds_per_round"]),
+                number(cost_of(run, "bytes") * len(run.seeds) / 1e6, ",.1f"),
+                number(run.summary["cost"]["examples_processed"], ",.0f"),
+                pairs,
+            )
+        )
+    over = "mean ± std over seeds" if any(len(run.seeds) > 1 for run in runs) else "one seed"
+    caption = f"Last evaluated round, {over}; costs are of all seeds together"
+    parts: list[Part] = [Table(caption, heads, rows, sortable=True, note=_how(tested))]
+    reasons = {
+        f"{run.label}: {d}." for run in runs if isinstance(d := found.get(run.path), Missing)
+    }
+    return parts + [missing(reason) for reason in sorted(reasons)]
+
+
+def _how(tested: Sequence[paired.Difference]) -> str:
+    if not tested:
+        return ""
+    words = []
+    if any("seeds" in each.pairs for each in tested):
+        words.append(
+            "Paired by seeds: Student's interval of the differences of seeds that both runs have."
+        )
+    if any("test points" in each.pairs for each in tested):
+        words.append(
+            "Paired by test points: McNemar's exact test (regression: a t-test of squared errors); "
+            "the interval lets points of a client vary together. These are the predictions kept at "
+            "the end of a run, which average other draws of the weights than its evaluation; they "
+            "speak of these trained models, not of training again with another seed."
+        )
+    tests = sum(not math.isnan(each.p) for each in tested)
+    words.append(f"P-values are corrected for {tests} comparisons by Holm's method." if tests > 1
+                 else "")  # fmt: skip
+    return " ".join(words).strip()
+
+
+def _rounds(run: Run) -> Cell:
+    done, wanted = run.summary["rounds"], run.summary["config"]["rounds"]
+    return Cell(str(done) if run.finished else f"{done} of {wanted}", done)
+
+
+def _score(run: Run, name: str) -> Cell:
+    each = run.metrics.get(name)
+    if each is None:
+        return number(None)
+    if run.score == "accuracy":
+        mean, spread = 100 * each["mean"], f" ± {100 * each['std']:.2f}"
+        return Cell(f"{mean:.2f}{spread if len(run.seeds) > 1 else ''}", mean)
+    spread = f" ± {each['std']:.2g}" if len(run.seeds) > 1 else ""
+    return Cell(f"{each['mean']:.4g}{spread}", each["mean"])
+
+
+def _metric(run: Run, metric: str) -> Cell:
+    each = run.metrics.get(f"{run.main}_{metric}")
+    return number(None if each is None else each["mean"])
+
+
+def _difference(
+    run: Run, found: paired.Difference | Missing | None, corrected: dict[int, float]
+) -> tuple[str | Cell, ...]:
+    if found is None:
+        return Cell("baseline", 0.0), Cell(DASH, math.nan), Cell(DASH, math.nan), DASH
+    if isinstance(found, Missing):
+        return (*(Cell(DASH, math.nan) for _ in range(3)), "see below")
+    squared = "squared errors" in found.pairs
+    factor, form = (100, "+.2f") if run.score == "accuracy" else (1, "+.3g")
+    ends = f"{factor * found.low:{form}} to {factor * found.high:{form}}"
+    p = corrected[id(found)]
+    return (
+        Cell(f"{factor * found.mean:{form}}{' (MSE)' if squared else ''}", found.mean),
+        Cell(DASH if math.isnan(found.low) else ends, found.low),
+        Cell(DASH if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001", p),
+        found.pairs,
+    )
+
+
+def _curves(runs: Sequence[Run], domain: Sequence[str], note: list[Part]) -> list[Section]:
+    lines = [learning.Line(run.label, curve(run, f"{run.main}_{run.score}")) for run in runs]
+    lines = [line for line in lines if line.points]
+    if not lines:
+        return []
+    score = runs[0].score
+    ends = "; ".join(
+        f"{line.series}: {score_text(line.points[-1].mean, score)}"
+        for line in sorted(lines, key=lambda one: one.points[-1].mean, reverse=score == "accuracy")
+    )
+    models = " or ".join(dict.fromkeys(shown(run.main) for run in runs))
+    aid = f"The {models} {score_name(score)} of every run, each in one colour in all these charts."
+    figures = learning.figures(lines, domain, score, "all-curves", f"At the end {ends}.")
+    return [Section("all-curves", "Learning curves of all runs", aid, [figures, *note])]
+
+
+def cost_of(run: Run, what: str) -> float:
+    """Of one seed; seconds are of all, which train side by side."""
+    cost = run.summary["cost"]
+    if what == "seconds":
+        return float(cost["seconds"])
+    total = cost["bytes_up"] + cost["bytes_down"] if what == "bytes" else cost[what]
+    return float(total) / len(run.seeds)
+
+
+def front(points: Sequence[tuple[float, float]], *, higher: bool) -> list[tuple[float, float]]:
+    """Those that no other point beats in both: by rising cost, each better than all before."""
+    found: list[tuple[float, float]] = []
+    for cost, score in sorted(points, key=lambda p: (p[0], -p[1] if higher else p[1])):
+        if not found or (score > found[-1][1] if higher else score < found[-1][1]):
+            found.append((cost, score))
+    return found
+
+
+def _costs(runs: Sequence[Run], domain: Sequence[str], note: list[Part]) -> list[Section]:
+    score = runs[0].score
+    higher = score == "accuracy"
+    factor = 100 if higher else 1
+    unit = "accuracy, %" if higher else "RMSE"
+    items = []
+    for what, (short, axis) in COSTS.items():
+        each = [
+            (run, cost_of(run, what), run.metrics[f"{run.main}_{score}"]["mean"]) for run in runs
+        ]
+        best = front([(cost, value) for _, cost, value in each], higher=higher)
+        on_front = [run.label for run, cost, value in each if (cost, value) in best]
+        data: list[dict[str, Any]] = [
+            {"series": run.label, "x": cost, "y": factor * value} for run, cost, value in each
+        ]
+        line = [{"x": cost, "y": factor * value} for cost, value in best]
+        spec = charts.scatter(
+            data, domain, axis, unit, form=".3~g", log=True, front=line if len(line) > 1 else ()
+        )
+        rows = [
+            (run.label, number(cost, ",.4g" if what == "seconds" else ",.0f"),
+             learning.score_cell(value, score), "yes" if run.label in on_front else "no")
+            for run, cost, value in each
+        ]  # fmt: skip
+        best_names = ", ".join(
+            f"{run.label} ({score_text(value, score)})"
+            for run, _, value in each
+            if run.label in on_front
+        )
+        said = f"On the front: {best_names}."
+        title = f"{heading(score_name(score))} against {short}"
+        heads = ("run", axis, score_name(score), "on the front")
+        items.append(Figure(f"all-cost-{short}", title, spec, said, Table(title, heads, rows)))
+    aid = "Runs on the dashed front are beaten by no other in both; the others cost more for less."
+    return [Section("all-cost", "Cost against score", aid, [Figures(items), *note])]

@@ -1,0 +1,135 @@
+"""Single test points: the most uncertain ones, and those that are wrong and sure of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from corefed.base.types import Tree
+from corefed.show.page.content import (
+    Card,
+    Gallery,
+    Group,
+    Missing,
+    Part,
+    Row,
+    Section,
+    Share,
+    Table,
+    Text,
+    missing,
+    number,
+)
+from corefed.show.page.gather import KINDS, Run
+from corefed.show.page.points import Points
+from corefed.show.page.sections.chosen import COLUMNS, Most, target_name, truth
+
+AID = (
+    "Test points that a person should look at: aleatoric uncertainty is in the data and stays, "
+    "epistemic uncertainty is the model's own and shrinks with more data of the kind."
+)
+SHARES = 3
+"""Classes of a prediction that are shown."""
+
+
+def section(run: Run, points: Points | Missing, most: Most, prefix: str) -> Section:
+    name, title = f"{prefix}examples", "Test points to look at"
+    if isinstance(run.held_out, Missing):
+        return Section(name, title, "", [missing(run.held_out)])
+    held = run.held_out
+    kind = next((kind for kind in KINDS if f"{kind}.mean" in held), "")
+    first = held["row"] < run.summary["clients"]
+    if not kind or not bool(first.any()):
+        return Section(name, title, "", [missing("No client of this run has test points.")])
+    own = {key: value[first] for key, value in held.items()}
+    said = {field: own[f"{kind}.{field}"] for field in ("mean", "total", "aleatoric", "epistemic")}
+    of = {"row": own["row"], "point": own["point"], "y": own["y"], **said}
+    total = of["total"] if run.labels else of["total"].mean(-1)
+    unsure = total.argsort(descending=True, stable=True)[: most.examples].tolist()
+    if run.labels:
+        confidence, guess = of["mean"].max(-1)
+        wrong = confidence.masked_fill(guess == of["y"], -1.0)
+        order = wrong.argsort(descending=True, stable=True)[: most.examples].tolist()
+        wrongs = [place for place in order if wrong[place] >= 0]
+        heading = f"Wrong and sure of it ({int((guess != of['y']).sum())} of {len(guess)} wrong)"
+    else:
+        off = ((of["y"] - of["mean"]).square() / of["total"]).mean(-1)
+        wrongs = off.argsort(descending=True, stable=True)[: most.examples].tolist()
+        heading = "Furthest off for how sure it was"
+    show = _cards if not isinstance(points, Missing) and not points.columns else _table
+    parts: list[Part] = []
+    if isinstance(points, Missing):
+        parts.append(missing(points))
+    about = f"{kind} model, seed {run.seeds[0]}"
+    parts.append(show(run, points, of, unsure, f"Most uncertain, {about}"))
+    if wrongs:
+        parts.append(show(run, points, of, wrongs, f"{heading}, {about}"))
+    else:
+        parts.append(Text("No test point of this seed is wrong."))
+    return Section(name, title, AID, parts)
+
+
+def _cards(run: Run, points: Points | Missing, of: Tree, places: list[int], title: str) -> Gallery:
+    assert not isinstance(points, Missing)
+    cards = []
+    for place in places:
+        client, point = int(of["row"][place]), int(of["point"][place])
+        picture = points.picture("test", client, point)
+        p, y = of["mean"][place], int(of["y"][place])
+        guess = int(p.argmax())
+        lines = (
+            f"{run.names[client]}: {run.labels[y]}"
+            + ("" if guess == y else f", taken for {run.labels[guess]}"),
+            f"total {of['total'][place]:.2f} = {of['aleatoric'][place]:.2f} aleatoric + "
+            f"{of['epistemic'][place]:.2f} epistemic",
+        )
+        words = f"Test image of class {run.labels[y]}, predicted {run.labels[guess]}"
+        cards.append(
+            Card(lines, picture.source, words, picture.size, _shares(run, p, y))
+            if picture is not None
+            else Card(lines, shares=_shares(run, p, y))
+        )
+    return Gallery(title, [Group("", cards)], note="Green is the truth. Uncertainties in nats.")
+
+
+def _shares(run: Run, p: Tensor, y: int) -> list[Share]:
+    """The likeliest classes, and the true one."""
+    order = p.argsort(descending=True, stable=True)[:SHARES].tolist()
+    shown = order if y in order else [*order[:-1], y]
+    return [
+        Share(
+            run.labels[c], f"{100 * p[c]:.0f} %" if p[c] >= 0.01 else "< 1 %", float(p[c]), c == y
+        )
+        for c in shown
+    ]
+
+
+def _table(run: Run, points: Points | Missing, of: Tree, places: list[int], title: str) -> Table:
+    columns = () if isinstance(points, Missing) else points.columns[:COLUMNS]
+    row: Callable[[int, int], Row] = (
+        (lambda client, point: [])
+        if isinstance(points, Missing)
+        else (lambda client, point: points.row("test", client, point)[:COLUMNS])
+    )
+    rows = []
+    for place in places:
+        client, point = int(of["row"][place]), int(of["point"][place])
+        mean = of["mean"][place]
+        said = (
+            (run.labels[int(mean.argmax())], number(100 * mean.max().item(), ".0f", " %"))
+            if run.labels
+            else (truth(run, mean),)
+        )
+        spread = [of[key][place].mean().item() for key in ("total", "aleatoric", "epistemic")]
+        shown = [number(value if run.labels else value**0.5, ".3g") for value in spread]
+        rows.append(
+            (run.names[client], truth(run, of["y"][place]), *said, *shown, *row(client, point))
+        )
+    confidence = ("confidence",) if run.labels else ()
+    heads = ("client", f"true {target_name(run)}", "predicted", *confidence, "total", "aleatoric",
+             "epistemic", *columns)  # fmt: skip
+    unit = "entropies in nats" if run.labels else "standard deviations in the target's unit"
+    dropped = 0 if isinstance(points, Missing) else len(points.columns) - COLUMNS
+    more = f" {dropped} more columns are left out." if dropped > 0 else ""
+    return Table(title, heads, rows, note=f"Uncertainties are {unit}.{more}")

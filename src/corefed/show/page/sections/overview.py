@@ -1,0 +1,117 @@
+"""What was run, and its main figures."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from corefed.models.names import MEMORY
+from corefed.settings.config import LOCAL
+from corefed.show.page.content import Command, Fold, Part, Section, Table, Text, Tile, Tiles
+from corefed.show.page.gather import Run, heading, score_name, score_text, shown
+from corefed.training import record
+
+METRICS = {"nll": "NLL", "ece": "ECE"}
+AIDS = {"nll": "lower is better", "ece": "0 is calibrated"}
+AID = (
+    "Of every client's own test points, all clients together, after the last evaluated round: "
+    "each client's personal model, the one global model, and that model localised to the client."
+)
+
+
+def section(run: Run, prefix: str) -> Section:
+    parts: list[Part] = [Tiles(tiles(run))]
+    if not run.finished:
+        config = run.summary["config"]
+        parts.append(
+            Text(
+                f"This run is not finished: it has {run.summary['rounds']} of {config['rounds']} "
+                f"rounds. Go on with it by corefed run --resume {shlex.quote(str(run.path))}.",
+                missing=True,
+            )
+        )
+    notes = run.summary["environment"].get("notes", [])
+    parts += [Text(f"Note: {note}") for note in notes]
+    if run.summary["data"] not in (LOCAL, MEMORY):
+        toml = shlex.quote(str(run.path / record.EXPERIMENT))
+        parts.append(Command("Run it again:", f"corefed run --config {toml}"))
+    parts.append(Fold("All settings and the machine", settings(run)))
+    aid = sentence(run) if prefix else AID  # a page of one run has the sentence as its subtitle
+    return Section(f"{prefix}overview", "Main figures", aid, parts)
+
+
+def sentence(run: Run) -> str:
+    """The run in a line."""
+    summary = run.summary
+    config = summary["config"]
+    seeds = ", ".join(map(str, run.seeds))
+    words = [
+        f"{summary['method']} on {data_name(summary['data'])}",
+        f"dealt by {summary['partition']} to {_count(summary['clients'], 'client')}"
+        if summary["partition"]
+        else _count(summary["clients"], "client"),
+        f"seed{'s' if len(run.seeds) > 1 else ''} {seeds}",
+        f"{_count(summary['rounds'], 'round')} of {config['local_steps']} local steps",
+        f"{100 * summary['coreset']['fraction']:g} % of the data",
+    ]
+    return ", ".join(words) + "."
+
+
+def data_name(data: str) -> str:
+    """As a reader would say it."""
+    return {LOCAL: "clients' own data", MEMORY: "data in memory"}.get(data, data)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def tiles(run: Run) -> list[Tile]:
+    """Scores of every model, the main model's calibration, and what it cost."""
+    found = []
+    for model in run.models_with(run.score) if run.score else []:
+        each, name = run.metrics[f"{model}_{run.score}"], score_name(run.score)
+        words = f"{name} elsewhere" if model == "others" else f"{shown(model)} {name}"
+        more = ", on other clients' points" if model == "others" else ""
+        value = score_text(each["mean"], run.score)
+        found.append(Tile(heading(words), value, _spread(run, each, run.score) + more))
+    for metric, name in METRICS.items():
+        each = run.metrics.get(f"{run.main}_{metric}")
+        if each is not None:
+            more = f"{_spread(run, each, metric)}, {AIDS[metric]}"
+            found.append(Tile(f"{name}, {shown(run.main)}", f"{each['mean']:.3f}", more))
+    cost = run.summary["cost"]
+    sent = (cost["bytes_up"] + cost["bytes_down"]) / 1e6
+    found.append(Tile("Time to train", duration(cost["seconds"]), "all seeds together"))
+    found.append(Tile("Sent and received", f"{sent:.3g} MB", "all clients, all seeds"))
+    privacy = run.summary.get("privacy")
+    if privacy and privacy.get("server") is not None:
+        more = f"against who sees uploads, delta {privacy['delta']:g}"
+        found.append(Tile("Privacy, epsilon", f"{privacy['server']:.3g}", more))
+    return found
+
+
+def _spread(run: Run, each: dict[str, Any], metric: str) -> str:
+    if len(run.seeds) == 1:
+        return f"seed {run.seeds[0]}"
+    std = each["std"] * (100 if metric == "accuracy" else 1)
+    return f"± {std:.2g} over {len(run.seeds)} seeds"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def settings(run: Run) -> Table:
+    about = [(key, value) for key, value in run.summary["environment"].items() if key != "notes"]
+    rows = [(key, _plain(value)) for key, value in (*run.summary["config"].items(), *about)]
+    return Table("Every setting, and what the figures may depend on beside them",
+                 ("setting", "value"), rows)  # fmt: skip
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "not set" if value == "" else str(value)

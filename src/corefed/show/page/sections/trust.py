@@ -1,0 +1,209 @@
+"""Can its confidence be believed? Calibration, and what is left out when it is unsure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from corefed.base.types import Tree
+from corefed.show.page import charts
+from corefed.show.page.content import (
+    Cell,
+    Figure,
+    Figures,
+    Missing,
+    Part,
+    Section,
+    Table,
+    missing,
+    number,
+    percent,
+)
+from corefed.show.page.gather import KINDS, Run, heading
+from corefed.training.evaluate import BINS
+from corefed.use import selective
+
+TARGETS = (0.01, 0.02, 0.05)
+CONFIDENCE = 0.9
+"""Of the promise that a threshold keeps."""
+LEVELS = tuple(level / 20 for level in range(1, 20))
+POINTS = 160
+"""Of a risk-coverage curve that are drawn; the table has a tenth of them."""
+SCATTER = 600
+
+
+def section(run: Run, prefix: str) -> Section:
+    name, title = f"{prefix}trust", "Can its confidence be believed?"
+    if isinstance(run.held_out, Missing):
+        return Section(name, title, "", [missing(run.held_out)])
+    held = run.held_out
+    kinds = [kind for kind in KINDS if f"{kind}.mean" in held]
+    if not kinds or not len(held["y"]):
+        return Section(name, title, "", [missing("No client of this run has test points.")])
+    if run.labels:
+        aid = (
+            "Reliability should follow the diagonal: of what is said with 80 % confidence, 80 % "
+            "should be right. Risk and coverage: the error left when the least certain predictions "
+            "go to a person."
+        )
+        items = [_reliability(held, kinds, name), _risk(held, kinds, name)]
+        return Section(name, title, aid, [Figures(items), _thresholds(held, kinds[0], run.seeds)])
+    aid = (
+        "An interval that claims to hold a part of the targets should hold that part, as on the "
+        "diagonal; predictions lie on theirs where they are right."
+    )
+    parts: list[Part] = [Figures([_coverage(held, kinds, name), _against(held, kinds[0], name)])]
+    return Section(name, title, aid, parts)
+
+
+def _reliability(held: Tree, kinds: Sequence[str], name: str) -> Figure:
+    data, rows, said = [], [], []
+    for kind in kinds:
+        found = selective.reliability(held[f"{kind}.mean"], held["y"])
+        said.append(f"{kind} ECE {found.ece:.3f}")
+        for b in range(BINS):
+            if found.points[b]:
+                confidence, accuracy = found.confidence[b].item(), found.accuracy[b].item()
+                data.append({"series": kind, "x": confidence, "y": accuracy})
+                rows.append(
+                    (
+                        kind,
+                        f"{b / BINS:.2f} to {(b + 1) / BINS:.2f}",
+                        Cell(str(found.points[b]), float(found.points[b])),
+                        number(confidence),
+                        number(accuracy),
+                    )
+                )
+    right = (held[f"{kinds[0]}.mean"].argmax(-1) == held["y"]).double().mean().item()
+    sure = held[f"{kinds[0]}.mean"].max(-1).values.double().mean().item()
+    lean = "too unsure" if sure < right - 0.01 else "too sure" if sure > right + 0.01 else "level"
+    finding = (
+        f"{_sentence(said)} {heading(kinds[0])}: mean confidence {100 * sure:.1f} % against "
+        f"{100 * right:.1f} % right, {lean} on the whole."
+    )
+    spec = charts.series(
+        data, KINDS, "confidence", "part that is right", form=".1f", x_form=".1f", diagonal=True,
+        zero=True,
+    )  # fmt: skip
+    table = Table(
+        f"{BINS} bins of the confidence, all test points and seeds together",
+        ("model", "confidence", "points", "mean confidence", "part that is right"),
+        rows,
+    )
+    return Figure(f"{name}-reliability", "Reliability", spec, finding, table)
+
+
+def _risk(held: Tree, kinds: Sequence[str], name: str) -> Figure:
+    data, rows, said = [], [], []
+    for kind in kinds:
+        found = selective.risk_coverage(held[f"{kind}.total"], _wrong(held, kind))
+        said.append(f"{kind} AURC {found.aurc:.4f} ({found.excess:.4f} above an oracle)")
+        n = len(found.risk)
+        places = np.unique(np.linspace(0, n - 1, min(n, POINTS)).round().astype(int))
+        for count, place in enumerate(places.tolist()):
+            x, y = found.coverage[place].item(), found.risk[place].item()
+            data.append({"series": kind, "x": 100 * x, "y": 100 * y})
+            if count % 10 == 0 or place == n - 1:
+                rows.append((kind, percent(x), percent(y, 2)))
+    first = selective.risk_coverage(held[f"{kinds[0]}.total"], _wrong(held, kinds[0]))
+    half = first.risk[len(first.risk) // 2 - 1 if len(first.risk) > 1 else 0]
+    finding = (
+        f"{_sentence(said)} {heading(kinds[0])}: {100 * first.risk[-1]:.2f} % wrong of all, "
+        f"{100 * half:.2f} % of the more certain half."
+    )
+    spec = charts.series(
+        data, KINDS, "kept, %", "wrong among the kept, %", form=".2~g", points=False, zero=True
+    )
+    table = Table("Error among the most certain predictions", ("model", "kept", "wrong"), rows)
+    return Figure(f"{name}-risk", "Risk and coverage", spec, finding, table)
+
+
+def _sentence(said: Sequence[str]) -> str:
+    return heading(", ".join(said)) + "."
+
+
+def _wrong(held: Tree, kind: str) -> npt.NDArray[np.float64]:
+    wrong = held[f"{kind}.mean"].argmax(-1) != held["y"]
+    return np.asarray(wrong.double().numpy())
+
+
+def _thresholds(held: Tree, kind: str, seeds: Sequence[int]) -> Table:
+    """What `corefed predict` would promise, and what it comes to on the same points."""
+    rows = []
+    for target in TARGETS:
+        found = selective.threshold(held[f"{kind}.total"], _wrong(held, kind), target, CONFIDENCE)
+        kept = found.kept / found.points
+        rows.append(
+            (
+                f"{100 * target:g} %",
+                Cell("none", 0.0) if found.kept == 0
+                else Cell("all kept", math.inf) if math.isinf(found.value)
+                else number(found.value, ".4g"),
+                percent(kept),
+                percent(found.wrong / found.kept if found.kept else None, 2),
+            )
+        )  # fmt: skip
+    over = "all seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return Table(
+        f"Thresholds for review: {kind} models, {len(held['y']):,} test points, {over}",
+        ("promised error", "keep below (entropy, nats)", "kept", "error among the kept"),
+        rows,
+        note="A prediction whose total uncertainty reaches the threshold goes to a person. With "
+        f"{100 * CONFIDENCE:.0f} % confidence the error among the others stays below what is "
+        "promised; none: too few test points, or too many errors among the certain, to promise it.",
+    )
+
+
+# --- regression -----------------------------------------------------------------------------------
+
+
+def _coverage(held: Tree, kinds: Sequence[str], name: str) -> Figure:
+    data, rows, said = [], [], []
+    for kind in kinds:
+        parts = selective.coverage_curve(
+            held["y"].flatten(), held[f"{kind}.mean"].flatten(), held[f"{kind}.total"].flatten(),
+            LEVELS,
+        )  # fmt: skip
+        said.append(f"{kind} 90 % intervals hold {100 * parts[LEVELS.index(0.9)]:.1f} %")
+        for level, part in zip(LEVELS, parts.tolist(), strict=True):
+            data.append({"series": kind, "x": level, "y": part})
+            rows.append((kind, percent(level, 0), percent(part)))
+    spec = charts.series(
+        data, KINDS, "nominal level", "targets inside", form=".1f", x_form=".1f", diagonal=True,
+        zero=True,
+    )  # fmt: skip
+    table = Table("Targets inside central intervals", ("model", "nominal", "inside"), rows)
+    return Figure(f"{name}-coverage", "Coverage of intervals", spec, _sentence(said), table)
+
+
+def _against(held: Tree, kind: str, name: str) -> Figure:
+    y, mean = held["y"].double().flatten().numpy(), held[f"{kind}.mean"].double().flatten().numpy()
+    places = np.unique(np.linspace(0, len(y) - 1, min(len(y), SCATTER)).round().astype(int))
+    data = [{"series": kind, "x": y[i].item(), "y": mean[i].item()} for i in places]
+    low, high = float(min(y.min(), mean.min())), float(max(y.max(), mean.max()))
+    off = mean - y
+    correlation = float(np.corrcoef(y, mean)[0, 1]) if np.ptp(y) and np.ptp(mean) else math.nan
+    said = (
+        f"{len(y):,} predictions: RMSE {math.sqrt((off**2).mean()):.4g}, mean error "
+        f"{off.mean():+.3g}, correlation {correlation:.3f}."
+    )
+    edges = np.quantile(y, np.linspace(0, 1, 11))
+    index = np.clip(np.searchsorted(edges, y, side="right") - 1, 0, 9)
+    rows = [
+        (
+            f"{edges[b]:.3g} to {edges[b + 1]:.3g}",
+            Cell(str(int((index == b).sum())), float((index == b).sum())),
+            number(float(mean[index == b].mean()), ".4g"),
+            number(float(np.sqrt((off[index == b] ** 2).mean())), ".4g"),
+        )
+        for b in range(10)
+        if (index == b).any()
+    ]
+    table = Table("By tenths of the truth", ("truth", "points", "mean prediction", "RMSE"), rows)
+    spec = charts.scatter(
+        data, KINDS, "truth", "prediction", form=".3~g", diagonal=(low, high), legend=False
+    )
+    return Figure(f"{name}-against", "Predicted against true", spec, said, table)

@@ -1,0 +1,132 @@
+"""TensorBoard: event files in RUN/tensorboard, by `torch.utils.tensorboard`.
+
+Scalars have the round as their step; a tag with a slash is a group on TensorBoard's page. Settings
+are a text from the beginning, and hyper-parameters beside the final metrics once the run is
+complete. A resumed run adds a file that begins with the round after the last one logged: the mark
+in it (`purge_step`) makes TensorBoard drop what an interrupted round left beyond it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from corefed.base.errors import UserError
+from corefed.show import report
+from corefed.show.tracking import MARKS, Outcome, Point
+
+FLUSH = 5
+"""Seconds after which what was logged is on the disk, and so on TensorBoard's page."""
+
+
+def reach(folder: Path) -> Writer:
+    if find_spec("tensorboard") is None:
+        raise UserError(
+            "--track tensorboard needs TensorBoard: pip install 'corefed[tensorboard]'."
+        )
+    return Writer()
+
+
+class Writer:
+    """One run's event files."""
+
+    def __init__(self) -> None:
+        self._writer: Any = None
+        # The library writes in a thread, whose failure it raises at our next call as well.
+        self._hook = threading.excepthook
+
+    def start(self, folder: Path, values: Mapping[str, Any], points: Sequence[Point]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._folder = folder
+        self._settings = {k: _plain(value) for k, value in values.items()}
+        self._last = points[-1].round if points else 0
+        path = folder / MARKS["tensorboard"]
+        logged = _logged(path)
+        threading.excepthook = self._thread_failed
+        purge = None if logged is None else min(logged, self._last) + 1
+        with self._writing():
+            self._writer = SummaryWriter(str(path), purge_step=purge, flush_secs=FLUSH)
+            rows = "".join(f"| {k} | {value} |\n" for k, value in self._settings.items())
+            self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", self._last)
+            for point in points:
+                if point.round >= (purge or 0):
+                    self.round(point)
+            self._writer.flush()
+
+    def round(self, point: Point) -> None:
+        with self._writing():
+            for name, mean in point.means.items():
+                self._writer.add_scalar(name, mean, point.round)
+            for name, each in point.by_seed.items():
+                for seed, value in each.items():
+                    self._writer.add_scalar(f"{name}/seed-{seed}", value, point.round)
+        self._last = point.round
+
+    def finish(self, summary: Mapping[str, Any] | None, outcome: Outcome) -> None:
+        with self._writing():
+            if summary is not None and summary["metrics"]:
+                self._draw()
+                if outcome == "finished":
+                    self._compare(summary)
+            self._writer.flush()
+        self._close()
+
+    def _draw(self) -> None:
+        """The learning curves, as `corefed compare --plot` draws them."""
+        from matplotlib.image import imread
+
+        with TemporaryDirectory() as folder:
+            picture = Path(folder) / "curves.png"
+            report.plot(report.load([self._folder]), picture)
+            pixels = imread(picture)
+        self._writer.add_image("learning_curves", pixels, self._last, dataformats="HWC")
+
+    def _compare(self, summary: Mapping[str, Any]) -> None:
+        """A row of TensorBoard's page of hyper-parameters; the metrics are scalars logged above."""
+        from torch.utils.tensorboard.summary import hparams
+
+        metrics = dict.fromkeys(summary["metrics"], 0.0)  # names alone are kept
+        for part in hparams(self._settings, metrics):
+            self._writer.file_writer.add_summary(part)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            with suppress(Exception):  # what failed before fails again
+                self._writer.close()
+        if threading.excepthook == self._thread_failed:
+            threading.excepthook = self._hook
+
+    def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
+        if not type(failure.thread).__module__.startswith("tensorboard."):
+            self._hook(failure)
+
+
+def _plain(value: object) -> bool | int | float | str:
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _logged(path: Path) -> int | None:
+    """The last round that the event files of a folder have; None where there are none."""
+    if not any(path.glob("events.out.tfevents.*")):
+        return None
+    module = import_module("tensorboard.backend.event_processing.event_accumulator")
+    events = module.EventAccumulator(str(path), {module.SCALARS: 1})
+    events.Reload()
+    if "cost/seconds_per_round" not in events.Tags()["scalars"]:
+        return 0
+    return int(events.Scalars("cost/seconds_per_round")[-1].step)

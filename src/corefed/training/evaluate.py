@@ -1,0 +1,251 @@
+"""Metrics of every model a method has, on the clients' own test points, pooled over clients.
+
+A method that asks for it has its personal models tried on the other clients' test points as well
+("others"). Classification, from Monte-Carlo averaged probabilities p: accuracy, overall and by
+class, NLL (nats a point), ECE and Brier score. Regression, from the predictive's mean and variance:
+RMSE and the NLL of a Gaussian with these moments, both in the target's own unit (a network may have
+learnt standardised targets). Accuracies are fractions, not percent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from corefed.base.rng import Streams
+from corefed.base.types import ClientData, Method, Tree
+from corefed.data.preparation import Unit
+from corefed.training.local import Clients
+
+BINS = 15
+"""Bins of the calibration error: Guo et al. (2017), the number that most papers quote."""
+
+SMALLEST = torch.finfo(torch.float32).tiny
+"""A probability that underflowed to 0 counts as this: 87 nats and not infinity."""
+
+
+class Evaluation(NamedTuple):
+    """One entry a run (seed) in each list."""
+
+    metrics: list[dict[str, float]]  # personal_accuracy, personal_nll, global_accuracy, ...
+    clients: list[list[float | None]]  # personal accuracy (or RMSE); None without test points
+    classes: list[dict[str, list[float | None]]]  # model -> accuracy by class; empty for regression
+
+
+def evaluate(
+    clients: Clients,
+    method: Method,
+    servers: Sequence[Tree],
+    test: ClientData,
+    round_: int,
+    draws: int,
+    classes: int,
+    unit: Unit | None = None,
+) -> Evaluation:
+    """Every model of `method.models` on the test points; `classes` is 0 for regression.
+
+    `unit` is that of the test targets, where the networks have learnt standardised ones.
+    The models of a client are evaluated with the same draws, so that their differences are not
+    noise. A client holds `draws` times its parameters, hence chunks that much smaller than those
+    of training.
+    """
+    runs, per_run = len(servers), clients.per_run
+    points: dict[str, list[Tree]] = {}
+    away: list[Tree] = []
+    chunk = max(1, clients.chunk // (draws if method.noise[-1] else 1))
+    for start in range(0, runs * per_run, chunk):
+        rows = range(start, min(start + chunk, runs * per_run))
+        part = slice(rows.start, rows.stop)
+        noise = _noise(method, clients.streams(rows, round_), draws)
+        private = {name: value[part] for name, value in clients.private.items()}
+        broadcast = clients.broadcast(servers, rows)
+        train = ClientData(*(field[part] for field in clients.data))
+        models = method.models(broadcast, private, train)
+        for name, model in models.items():
+            said = method.predict(model, test.x[part], noise)
+            each = _of(said, test.y[part], classes, unit.at(part) if unit else None)
+            points.setdefault(name, []).append(each)
+        if method.elsewhere and per_run > 1:
+            own = models["personal"]
+            away.append(_elsewhere(method, own, test, rows, per_run, noise, classes, unit))
+    real, labels = (test.weight > 0).cpu(), test.y.cpu()
+    joined = {name: _joined(parts) for name, parts in points.items()}
+    spans = [slice(g * per_run, (g + 1) * per_run) for g in range(runs)]
+    sums = [
+        {name: totals(*_masked(each, labels, real, span), classes) for name, each in joined.items()}
+        for span in spans
+    ]
+    metrics = [named_metrics(run) for run in sums]
+    if away:
+        there, everyone = _joined(away), range(len(real))
+        others, theirs = _roll(real, everyone, per_run), _roll(labels, everyone, per_run)
+        for span, mine in zip(spans, metrics, strict=True):
+            run = totals(*_masked(there, theirs, others, span), classes)
+            mine.update(named_metrics({"others": run}))
+    by_class = [{name: by_class_of(each) for name, each in run.items()} for run in sums if classes]
+    first = joined["personal" if "personal" in joined else next(iter(joined))]
+    each_client = [
+        totals(*_masked(first, labels, real, slice(c, c + 1)), classes) for c in range(len(real))
+    ]
+    scores = [first_metric(one) for one in each_client]
+    return Evaluation(metrics, [scores[span] for span in spans], by_class)
+
+
+def of_clients(
+    method: Method,
+    broadcast: Tree,
+    private: Tree,
+    train: ClientData,
+    test: ClientData,
+    streams: Streams,
+    draws: int,
+    classes: int,
+) -> dict[str, Tree]:
+    """Totals of every model over the test points of the clients given: for one on its own."""
+    noise = _noise(method, streams, draws)
+    real, labels = (test.weight > 0).cpu(), test.y.cpu()
+    found = {}
+    for name, model in method.models(broadcast, private, train).items():
+        each = _of(method.predict(model, test.x, noise), test.y, classes)
+        found[name] = totals(*_masked(each, labels, real, slice(None)), classes)
+    return found
+
+
+def _noise(method: Method, streams: Streams, draws: int) -> Tensor:
+    """What predictions average over: [C, K, P]; a point estimate needs one empty draw."""
+    size = method.noise[-1] if method.noise else 0
+    return streams.normal("evaluate", draws if size else 1, size)
+
+
+def _of(prediction: Tensor, y: Tensor, classes: int, unit: Unit | None = None) -> Tree:
+    if unit is not None:
+        prediction = unit.of(prediction)
+    each = of_points(prediction, y) if classes else of_targets(prediction, y)
+    return {name: value.cpu() for name, value in each.items()}
+
+
+def _elsewhere(
+    method: Method,
+    model: Tree,
+    test: ClientData,
+    rows: range,
+    per_run: int,
+    noise: Tensor,
+    classes: int,
+    unit: Unit | None,
+) -> Tree:
+    """Each client's model on the test points of all others of its run, side by side."""
+    parts = []
+    for shift in range(1, per_run):
+        there = _neighbours(rows, shift, per_run)
+        said = method.predict(model, test.x[there], noise)
+        parts.append(_of(said, test.y[there], classes, unit.at(there) if unit else None))
+    return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
+
+
+def _roll(values: Tensor, rows: range, per_run: int) -> Tensor:
+    """[C, n] as [C, (per_run - 1) n]: what the other clients of the run have, in their order."""
+    shifts = range(1, per_run)
+    return torch.cat([values[_neighbours(rows, shift, per_run)] for shift in shifts], 1)
+
+
+def _neighbours(rows: range, shift: int, per_run: int) -> list[int]:
+    """The client `shift` places on in the same run."""
+    return [row - row % per_run + (row + shift) % per_run for row in rows]
+
+
+def _joined(parts: list[Tree]) -> Tree:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def of_points(probabilities: Tensor, y: Tensor) -> Tree:
+    """What each classified point adds to the metrics: [C, n] each, in float64."""
+    p = probabilities.double()
+    confidence, guess = p.max(-1)
+    true = p.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    return {
+        "correct": (guess == y).double(),
+        "confidence": confidence,
+        "nll": -true.clamp_min(SMALLEST).log(),
+        "brier": p.square().sum(-1) - 2 * true + 1,  # sum_c (p_c - [c = y])^2
+    }
+
+
+def of_targets(prediction: Tensor, y: Tensor) -> Tree:
+    """What each regression point adds: squared error (mean over targets) and NLL, [C, n] each."""
+    mean, variance = prediction.double().chunk(2, -1)
+    error = (y.double() - mean).square()
+    nll = 0.5 * (error / variance + variance.log() + math.log(2 * math.pi))
+    return {"squared_error": error.mean(-1), "nll": nll.sum(-1)}
+
+
+def totals(each: Tree, y: Tensor, classes: int) -> Tree:
+    """Sums over M points ([M] each) that add over clients, in float64.
+
+    They are all that metrics need, and all that a client of a federation sends of its test points.
+    """
+    count = torch.tensor(float(len(y)), dtype=torch.float64)
+    if not classes:
+        return {"points": count, **{name: value.sum() for name, value in each.items()}}
+    # ECE = sum_b (M_b / M) |accuracy_b - confidence_b| over equal bins ((b-1)/B, b/B]
+    index = (each["confidence"] * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+    gap = torch.zeros(BINS, dtype=torch.float64)
+    return {
+        "points": count,
+        "correct": each["correct"].sum(),
+        "nll": each["nll"].sum(),
+        "brier": each["brier"].sum(),
+        "gap": gap.index_add_(0, index, each["correct"] - each["confidence"]),
+        "class_points": torch.bincount(y, minlength=classes).double(),
+        "class_correct": torch.bincount(y, each["correct"], minlength=classes),
+    }
+
+
+def metrics_of(sums: Tree) -> dict[str, float]:
+    """Metrics of the points behind some totals; NaN without points."""
+    mean = {name: (value / sums["points"]).abs().sum().item() for name, value in sums.items()}
+    nll = (sums["nll"] / sums["points"]).item()  # alone in that it can be below 0
+    if "squared_error" in sums:
+        return {"rmse": math.sqrt(mean["squared_error"]), "nll": nll}
+    return {
+        "accuracy": mean["correct"],
+        "nll": nll,
+        "ece": mean["gap"],  # the sum over bins of absolute gaps
+        "brier": mean["brier"],
+    }
+
+
+def named_metrics(models: Mapping[str, Tree]) -> dict[str, float]:
+    """personal_accuracy, personal_nll, global_accuracy, ..."""
+    return {
+        f"{name}_{metric}": value
+        for name, sums in models.items()
+        for metric, value in metrics_of(sums).items()
+    }
+
+
+def by_class_of(sums: Tree) -> list[float | None]:
+    """Accuracy on the points of each class; None for a class without test points."""
+    shares = (sums["class_correct"] / sums["class_points"]).tolist()
+    has = sums["class_points"].tolist()
+    return [share if points else None for share, points in zip(shares, has, strict=True)]
+
+
+def first_metric(sums: Tree) -> float | None:
+    """Accuracy or RMSE; None without points."""
+    return next(iter(metrics_of(sums).values())) if sums["points"] > 0 else None
+
+
+def added(many: Sequence[Tree]) -> Tree:
+    """The totals of several clients together."""
+    return {name: torch.stack([one[name] for one in many]).sum(0) for name in many[0]}
+
+
+def _masked(each: Tree, y: Tensor, real: Tensor, part: slice) -> tuple[Tree, Tensor]:
+    """The real points of some clients, in one row, and their labels or targets."""
+    mask = real[part]
+    return {name: value[part][mask] for name, value in each.items()}, y[part][mask]

@@ -1,0 +1,250 @@
+"""A client that took no part in training gets a model of its own: `corefed personalize`.
+
+The run's server stays as it is, and nothing is sent anywhere. The newcomer begins where a client
+begins that the server sends its state v to, and trains on its own data alone:
+
+    a personal model (pfedbayes and what builds on it, pfedme)   q starts at v, then rounds of the
+                     run's local steps; v comes back at the start of each, so that q stays near it
+    a start to adapt (per-fedavg)       its gradient steps on all of the newcomer's training data
+    one model for all (fedavg, bnfed, submodular-*)   fine-tuned: all steps from the shared model
+
+A method that shares nothing (independent) has nothing to start from, and is refused.
+
+`docs/newcomers.md` has the measurements behind STEPS, and behind training on at least a minibatch:
+a smaller coreset takes as long a step, and was less accurate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from typing import Any, NamedTuple
+
+from corefed.base.device import device_for
+from corefed.base.errors import UserError
+from corefed.base.rng import SERVER, Streams, Who
+from corefed.base.types import ClientData, Method, Tree, Work
+from corefed.data.clients import FederatedData
+from corefed.methods import registry
+from corefed.models.network import Model
+from corefed.settings.config import LOCAL, Experiment, check, to_dict
+from corefed.training import local, record
+from corefed.training import setup as building
+from corefed.training.evaluate import Evaluation, evaluate
+from corefed.training.fitted import Fitted
+from corefed.training.rounds import by_label, figures_of, peak_memory_mb
+from corefed.training.setup import Setup
+
+STEPS = 200
+"""Local steps of a newcomer. Between 40 and 640 accuracy moved by less than a point on MNIST, by
+two or three on Fashion-MNIST with 10 points (docs/newcomers.md)."""
+
+
+class Newcomer(NamedTuple):
+    """A client that has joined: a finished run of one client, and what it is compared with."""
+
+    setup: Setup
+    server: Tree
+    summary: dict[str, Any]
+    lines: list[record.Line]
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def rounds_of(method: Method, server: Tree, data: ClientData, steps: int, each: int) -> list[int]:
+    """Steps of each round, `each` at most where a method has a personal model that lasts.
+
+    A model that is fine-tuned begins every round at the server's, so that it has one.
+    """
+    one = ClientData(*(field[:1, :1] for field in data))
+    broadcast = {name: value.unsqueeze(0) for name, value in server.items()}
+    if "personal" not in method.models(broadcast, method.init_client(broadcast, one), one):
+        return [steps]
+    whole, rest = divmod(steps, each)
+    return [each] * whole + [rest] * (rest > 0)
+
+
+def adapt(
+    method: Method,
+    server: Tree,
+    data: ClientData,
+    who: Sequence[Who],
+    rounds: Sequence[int],
+    batch: int,
+) -> Iterator[local.Trained]:
+    """Round after round of C newcomers, from a server that stays as it is."""
+    broadcast = {name: value.expand(len(who), *value.shape) for name, value in server.items()}
+    private = method.init_client(broadcast, data)
+    for t, steps in enumerate(rounds):
+        streams = Streams(who, t, data.weight.device)
+        trained = local.local_round(method, broadcast, private, data, streams, Work(steps, batch))
+        private = trained.private
+        yield trained
+
+
+def with_personal(method: Method) -> Method:
+    """The method with a personal model of each client, a fine-tuned one where it has no other."""
+
+    def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
+        found = method.models(broadcast, private, data)
+        return found if "personal" in found else {"personal": found.pop("localized"), **found}
+
+    return method._replace(models=models)
+
+
+def settings_for(
+    experiment: Experiment, points: int, steps: int | None, fraction: float | None
+) -> tuple[Experiment, int]:
+    """The experiment of a newcomer with so many training points, checked, and its steps."""
+    run, settings = experiment.run, experiment.settings
+    own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    if run.method == "independent":
+        raise UserError(
+            "The clients of an independent run share nothing, so a new one has nothing to start "
+            "from; train it alone."
+        )
+    if steps is not None and steps < 1:
+        raise UserError(f"--steps is {steps}; it must be at least 1.")
+    if fraction is not None and "fraction" not in own:
+        raise UserError(f"{run.method} trains on all data and takes no --fraction.")
+    changed: dict[str, Any] = {}
+    if "fraction" in own:
+        least = min(1.0, run.batch_size / points)
+        changed["fraction"] = fraction if fraction is not None else max(own["fraction"], least)
+    if "adapt_steps" in own:  # per-fedavg: its personal model needs no other steps
+        changed["adapt_steps"] = steps if steps is not None else own["adapt_steps"]
+    settings = dataclasses.replace(settings, **changed)
+    found = Experiment(run, settings)
+    check(found)
+    return found, changed.get("adapt_steps", steps if steps is not None else STEPS)
+
+
+def join(
+    model: Fitted,
+    data: FederatedData,
+    *,
+    steps: int | None = None,
+    fraction: float | None = None,
+    seed: int | None = None,
+    device: str = "auto",
+    compare: bool = True,
+) -> Newcomer:
+    """Train the one client of `data` from the run's server; `compare` it with one trained alone."""
+    seeds = model.experiment.run.seeds
+    g = model.place(model.names[0], seed)[0]
+    who = Who(seeds[g], len(model.names))  # numbered as the next client of the run
+    experiment, steps = settings_for(model.experiment, int(data.train.size.sum()), steps, fraction)
+    place = device_for(device)
+    data = data._replace(train=data.train.to(place), test=data.test.to(place))
+    network = building.network(experiment.run, data.train.x.shape[2:], data.classes, data.targets)
+    method = registry.build(experiment.run.method, experiment.settings, network)
+    prefix = "server."
+    server = {
+        name.removeprefix(prefix): value[g].to(place)
+        for name, value in model.models.items()
+        if name.startswith(prefix)
+    }
+    plan = rounds_of(method, server, data.train, steps, experiment.run.local_steps)
+    if "adapt_steps" in to_dict(experiment):
+        plan = [1]  # the personal model is made by `models`
+    method = with_personal(method)
+    run = dataclasses.replace(
+        experiment.run,
+        data=LOCAL, partition="natural", clients=1, cohort=0, keep=1.0, client_column="",
+        rounds=len(plan), local_steps=plan[0], seeds=(who.seed,), device=str(place),
+    )  # fmt: skip
+    experiment = dataclasses.replace(experiment, run=run)
+    work = Work(plan[0], run.batch_size)
+    clients = local.Clients(method, data.train, run.seeds, [server], work, 1)
+    setup = Setup(experiment, data, network, method, clients, [server])
+    lines = _train(setup, server, who, plan)
+    if bool((data.test.weight > 0).any()):
+        _evaluate(setup, server, lines[-1])
+        if compare:
+            _compare(setup, server, who, plan, lines[-1])
+    about = {**record.environment(run.device), "notes": list(data.notes)}
+    summary = record.summarise(to_dict(experiment), lines, about)
+    summary["personalized"] = {
+        "name": data.names[0],
+        "data": model.experiment.run.data,
+        "clients": len(model.names),
+        "steps": steps,
+    }
+    return Newcomer(setup, server, summary, lines)
+
+
+def _train(setup: Setup, server: Tree, who: Who, plan: Sequence[int]) -> list[record.Line]:
+    """Train the client, and say of each round what a run's record says."""
+    clients, batch = setup.clients, setup.experiment.run.batch_size
+    sent = sum(value.numel() * value.element_size() for value in server.values())
+    lines: list[record.Line] = []
+    began = time.perf_counter()
+    for trained in adapt(setup.method, server, clients.data, [who], plan, batch):
+        clients.private = trained.private
+        _refuse_divergence(trained.loss.item())
+        now = time.perf_counter()
+        lines.append(
+            {
+                "round": len(lines) + 1,
+                "loss": trained.loss.tolist(),
+                "examples": trained.examples.tolist(),
+                "bytes_up": [0],
+                "bytes_down": [0 if lines else sent],
+                "seconds": now - began,
+                "coreset": figures_of(setup.method.report(trained.private), 1),
+                "peak_memory_mb": peak_memory_mb(setup.experiment.run.device),
+            }
+        )
+        began = now
+    return lines
+
+
+def _refuse_divergence(loss: float) -> None:
+    if not isfinite(loss):
+        raise UserError(
+            f"Training diverged: the loss is {loss}. The newcomer's numbers may be far from those "
+            "that the run was trained on; compare their units."
+        )
+
+
+def _evaluate(setup: Setup, server: Tree, line: record.Line) -> None:
+    """Add metrics of the personal and the global model to a round."""
+    began = time.perf_counter()
+    found = _metrics(setup, setup.method, setup.clients, server)
+    line["metrics"] = {name: [value] for name, value in found.metrics[0].items()}
+    line["clients"] = found.clients
+    line["classes"] = by_label(found.classes, setup.data.labels)
+    line["evaluate_seconds"] = time.perf_counter() - began
+
+
+def _compare(setup: Setup, server: Tree, who: Who, plan: Sequence[int], line: record.Line) -> None:
+    """Add metrics of a model that was trained alone, as many steps from the initial state."""
+    run, data = setup.experiment.run, setup.data
+    method, start = _alone(setup.experiment, setup.model, server, who.seed)
+    clients = local.Clients(method, data.train, run.seeds, [start], setup.clients.work, 1)
+    for trained in adapt(method, start, data.train, [who], plan, run.batch_size):
+        clients.private = trained.private
+    for name, value in _metrics(setup, method, clients, start).metrics[0].items():
+        if name.startswith("personal_"):
+            line["metrics"][name.replace("personal", "alone")] = [value]
+
+
+def _metrics(setup: Setup, method: Method, clients: local.Clients, server: Tree) -> Evaluation:
+    run, data = setup.experiment.run, setup.data
+    draws = run.evaluate_draws
+    return evaluate(
+        clients, method, [server], data.test, run.rounds, draws, data.classes, data.unit
+    )
+
+
+def _alone(experiment: Experiment, network: Model, like: Tree, seed: int) -> tuple[Method, Tree]:
+    """The same method on all of the client's points, and the state that the run began with."""
+    settings = experiment.settings
+    if "fraction" in to_dict(experiment):
+        settings = dataclasses.replace(settings, fraction=1.0)
+    method = with_personal(registry.build(experiment.run.method, settings, network))
+    start = method.init_server(Streams([Who(seed, SERVER)], 0))
+    return method, {name: value.to(like[name].device) for name, value in start.items()}

@@ -1,0 +1,310 @@
+"""The folder of a run: experiment.toml, rounds.jsonl, checkpoint/, summary.json.
+
+    experiment.toml                 every setting, so that the run can be repeated; written first
+    data.json                       what each client has, and how points are made ready
+    rounds.jsonl                    one line a round
+    checkpoint/state.safetensors    the last checkpoint, see `checkpoint.py`
+    fitted.safetensors              the models, and held_out.safetensors what they say of the test
+                                    points, see `fitted.py`
+    summary.json                    the result; written last, so it means that the run is complete
+
+Files are replaced whole (temporary file, fsync, rename), except rounds.jsonl, which grows; a
+resumed run cuts it back to the rounds its checkpoint has seen. `summary.json` is a function of the
+first two files, so that an unfinished run can be read as well.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from corefed import __version__
+from corefed.base import files
+from corefed.base.errors import UserError
+from corefed.settings.config import Experiment, to_dict, to_toml
+
+if TYPE_CHECKING:  # a record is read without torch
+    from corefed.base.types import Tree
+    from corefed.training.checkpoint import State
+
+SCHEMA = 1
+"""Of summary.json; grows when a key changes its meaning."""
+
+EXPERIMENT, ROUNDS, SUMMARY = "experiment.toml", "rounds.jsonl", "summary.json"
+STATE = "checkpoint/state.safetensors"
+EVENTS = "events.jsonl"
+"""Of a run of a real federation: who was missing, refused or late."""
+
+Line = dict[str, Any]
+
+MODELS = ("personal", "global", "localized", "others")
+"""Kinds of models that a method may have; a method is judged by the first that it has."""
+
+
+def default_folder(data: str, method: str) -> Path:
+    """runs/<data>-<method>-<time>, a name that is free."""
+    stem = re.sub(r"[^A-Za-z0-9.]+", "-", f"{data}-{method}").strip("-")
+    base = Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 100))]
+    return next((path for path in names if not path.exists()), base)
+
+
+def begun(path: Path) -> bool:
+    """Whether a run has started to record itself here."""
+    return (path / EXPERIMENT).exists()
+
+
+class Folder:
+    """One run's folder. Every failing write is a UserError that says what is left."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def refuse_existing(self) -> None:
+        """Two runs must not mix, and a result must not be overwritten by a slip."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file; --out needs a folder.")
+        for name in (EXPERIMENT, ROUNDS, SUMMARY, STATE):
+            if (self.path / name).exists():
+                raise UserError(
+                    f"{self.path} already holds a run ({name}); choose another --out, or go on "
+                    f"with it by --resume {self.path}."
+                )
+
+    def refuse_missing(self) -> None:
+        if not begun(self.path):
+            raise UserError(f"{self.path} holds no run to resume; start one with --out.")
+
+    def create(self, experiment: Experiment) -> None:
+        """Make the folder and write what the run is going to be."""
+        made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        try:
+            with self._writing("Nothing was written"):
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._replace(EXPERIMENT, to_toml(experiment).encode())
+        except UserError:
+            for path in made:
+                with suppress(OSError):
+                    path.rmdir()
+            raise
+
+    def resume(self, experiment: Experiment) -> tuple[list[Line], State | None]:
+        """The lines and the state to go on from, after cutting off unfinished rounds.
+
+        A run that was killed before its first checkpoint starts again from nothing.
+        """
+        from corefed.training.checkpoint import decode
+
+        self.refuse_missing()
+        state = None
+        if (self.path / STATE).exists():
+            with self._reading(STATE):
+                content = (self.path / STATE).read_bytes()
+            state = decode(content, to_dict(experiment), str(self.path / STATE))
+        done = state.round if state is not None else 0
+        rounds = experiment.run.rounds
+        if done > rounds:
+            raise UserError(
+                f"{self.path} has {done} rounds already; rounds must be that or more, not {rounds}."
+            )
+        with self._writing("The run in it is as it was"):
+            lines = self._cut(done)
+            if done == rounds and "metrics" not in lines[-1]:
+                raise UserError(
+                    f"{self.path} stopped after round {done}, before an evaluation; ask for more "
+                    "rounds."
+                )
+            self._replace(EXPERIMENT, to_toml(experiment).encode())  # rounds may have grown
+            if done < rounds:
+                (self.path / SUMMARY).unlink(missing_ok=True)  # of the run when it was shorter
+        return lines, state
+
+    def append(self, line: Line) -> None:
+        """Add a round; a line that does not fit on the disk is taken back."""
+        path = self.path / ROUNDS
+        size = path.stat().st_size if path.exists() else 0
+        with self._writing(f"The rounds before {line['round']} are kept"):
+            try:
+                with path.open("ab") as file:
+                    files.write(file.fileno(), (json.dumps(line) + "\n").encode())
+            except OSError:
+                with suppress(OSError):
+                    os.truncate(path, size)
+                raise
+
+    def checkpoint(
+        self, values: Mapping[str, object], round_: int, servers: Sequence[Tree], private: Tree
+    ) -> None:
+        """Replace the checkpoint; when that fails, the one before is still there."""
+        from corefed.training.checkpoint import encode
+
+        content = encode(values, round_, servers, private)
+        with self._writing(f"The checkpoint before round {round_} is kept, if there was one"):
+            (self.path / STATE).parent.mkdir(exist_ok=True)
+            self._replace(STATE, content)
+
+    def keep(self, write: Callable[[Path], None]) -> None:
+        """Let another part of the program write its files beside the record."""
+        with self._writing("What was recorded before is kept"):
+            write(self.path)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        with self._writing("The rounds and the checkpoint are kept"):
+            self._replace(SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
+
+    def _replace(self, name: str, content: bytes) -> None:
+        files.replace(self.path / name, content)
+
+    def _cut(self, done: int) -> list[Line]:
+        """The first `done` lines of rounds.jsonl; what follows them is cut off."""
+        path = self.path / ROUNDS
+        lines, end = read_lines(path, done)
+        if len(lines) < done:
+            raise UserError(
+                f"{path} has {len(lines)} whole rounds but the checkpoint is of round {done}; "
+                "the folder is damaged, start a new run."
+            )
+        if path.exists():
+            os.truncate(path, end)
+        return lines
+
+    @contextmanager
+    def _writing(self, kept: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"Cannot write into {self.path}: {error.strerror}. {kept}.") from error
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"Cannot read {self.path / name}: {error.strerror}.") from error
+
+
+def main_model(metrics: Mapping[str, Any]) -> str:
+    """The personal model, or what a method without one has: the global model."""
+    return next((m for m in MODELS if any(name.startswith(f"{m}_") for name in metrics)), MODELS[0])
+
+
+def read_lines(path: Path, most: int | None = None) -> tuple[list[Line], int]:
+    """The whole lines of rounds.jsonl, at most `most`, and where the last of them ends."""
+    lines: list[Line] = []
+    end = 0
+    content = path.read_bytes() if path.exists() else b""
+    for raw in content.splitlines(keepends=True):
+        if len(lines) == most or not raw.endswith(b"\n"):
+            break
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            break
+        if not isinstance(line, dict) or line.get("round") != len(lines) + 1:
+            break
+        lines.append(line)
+        end += len(raw)
+    return lines, end
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
+    """Summary and lines of a run; the summary of an unfinished run is made from its lines."""
+    try:
+        lines, _ = read_lines(path / ROUNDS)
+        if (path / SUMMARY).exists():
+            summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+            schema = summary.get("schema") if isinstance(summary, dict) else None
+            if schema != SCHEMA:
+                raise UserError(f"{path / SUMMARY} has schema {schema}, not {SCHEMA}.")
+            return summary, lines
+        values = tomllib.loads((path / EXPERIMENT).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path} holds no run of corefed: it has no {EXPERIMENT}.") from error
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:  # both JSON's and TOML's
+        raise UserError(f"{path} holds a damaged file: {error}.") from error
+    if not lines:
+        raise UserError(f"The run in {path} has not finished its first round.")
+    return summarise(values, lines, {}), lines
+
+
+def summarise(
+    values: Mapping[str, Any], lines: Sequence[Line], environment: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What summary.json holds. Metrics are the last evaluated round's, never the best one's.
+
+    Costs are of all seeds together; seconds are those of training, without evaluation.
+    """
+    last = next((line for line in reversed(lines) if "metrics" in line), {})
+    evaluated: dict[str, list[float]] = last.get("metrics", {})
+    figures = lines[-1]["coreset"] if lines else {}
+    seconds = sum(line["seconds"] for line in lines)
+    return {
+        "schema": SCHEMA,
+        **{key: values[key] for key in ("method", "data", "partition", "clients")},
+        "rounds": len(lines),
+        "seeds": values["seeds"],
+        "config": dict(values),
+        "metrics": {name: over_seeds(each) for name, each in evaluated.items()},
+        "classes": {
+            model: {label: over_seeds(each) for label, each in row.items() if None not in each}
+            for model, row in last.get("classes", {}).items()
+        },
+        "coreset": {
+            "fraction": values.get("fraction", 1.0),  # a method without one trains on all data
+            **{name: statistics.fmean(each) for name, each in figures.items() if None not in each},
+        },
+        "cost": {
+            "seconds": seconds,
+            "seconds_per_round": seconds / max(1, len(lines)),
+            "evaluate_seconds": sum(line.get("evaluate_seconds", 0.0) for line in lines),
+            "examples_processed": sum(sum(line["examples"]) for line in lines),
+            **_selection_cost(lines),
+            "bytes_up": sum(sum(line["bytes_up"]) for line in lines),
+            "bytes_down": sum(sum(line["bytes_down"]) for line in lines),
+            "peak_memory_mb": max((line["peak_memory_mb"] for line in lines), default=0.0),
+        },
+        "environment": dict(environment),
+    }
+
+
+def _selection_cost(lines: Sequence[Line]) -> dict[str, float]:
+    """Points that went forward in choosing coresets, where the method counts them."""
+    counted = [sum(line["selection_examples"]) for line in lines if "selection_examples" in line]
+    return {"selection_examples": sum(counted)} if counted else {}
+
+
+def over_seeds(each: Sequence[float]) -> dict[str, Any]:
+    """Mean and standard deviation (divisor: seeds - 1; 0 for a single seed)."""
+    std = 0.0
+    if len(each) > 1:  # of Python 3.11, stdev of NaN raises
+        std = statistics.stdev(each) if all(map(math.isfinite, each)) else math.nan
+    return {"mean": statistics.fmean(each), "std": std, "per_seed": list(each)}
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What a number may depend on beside the settings."""
+    import numpy
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
+    return {
+        "corefed": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "device": name,
+        "threads": torch.get_num_threads(),
+    }

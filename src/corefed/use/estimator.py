@@ -1,0 +1,323 @@
+"""`Federation`: train on arrays, predict, keep and read again, in the habits of scikit-learn.
+
+The data of each client are a pair (X, y) of a mapping. Everything else is what `corefed run` does:
+the same settings, the same training, and `save` writes the folder that every command reads.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from corefed.base import files
+from corefed.base.errors import UserError
+from corefed.data import classes as naming
+from corefed.data import memory
+from corefed.data.memory import Array, Clients, Pool
+from corefed.models import own as own_model
+from corefed.models.names import MEMORY
+from corefed.models.own import Factory
+from corefed.settings.config import Experiment, resolve, to_dict
+from corefed.training import checkpoint, fitted, record, rounds
+from corefed.training.fitted import Fitted
+from corefed.training.progress import progress
+from corefed.use.predictor import Personal, Predictor
+
+FILE = "estimator.json"
+"""What a run's folder has beside the usual: names and classes in the types that they had."""
+
+FROM_FIT = {
+    *("data", "classes", "embedding", "bad_images", "target", "client_column", "categorical"),
+    *("ignore", "missing", "smallest_client", "partition", "clients", "keep", "data_dir"),
+}
+"""Settings of a run that follow from what `fit` is given."""
+
+
+class Federation:
+    """Personalised Bayesian federated learning on arrays in memory.
+
+    Every setting is given by name, and is one of those that `corefed methods NAME` lists: those of
+    every run (rounds, local_steps, hidden, ...) and those of the method (fraction, zeta, ...). None
+    stands for a setting's default.
+
+    Args:
+        method: The method to train; `corefed methods` lists them.
+        model: The network: None for a fully connected one (a convolutional one for points of three
+            axes), "mlp", "cnn", "package.module:factory", or the factory itself: a function that
+            makes an nn.Module, or its class. It is given those of `inputs` (features of a point),
+            `shape` (of a point) and `outputs` (classes, or targets) that it takes.
+        seed: Of the initial weights, the noise, and the points held out; several seeds train
+            several repetitions, of which the first one predicts.
+        test_fraction: Part of each client's points, of each of its classes, that is held out where
+            `fit` is given no test points.
+        settings: Any other setting.
+
+    Attributes:
+        classes_: The classes in the order of predicted probabilities; empty for a regression.
+        history_: One dictionary a round, as a line of rounds.jsonl.
+        summary_: What summary.json holds: settings, metrics over seeds, cost, environment.
+        n_features_in_: Number of features of a point.
+    """
+
+    classes_: Array
+    history_: list[dict[str, Any]]
+    summary_: dict[str, Any]
+    n_features_in_: int
+
+    def __init__(
+        self,
+        *,
+        method: str = "coreset-pfedbayes",
+        model: str | Factory | None = None,
+        seed: int | Sequence[int] = 0,
+        test_fraction: float = 0.2,
+        **settings: Any,
+    ) -> None:
+        self.method, self.model, self.seed = method, model, seed
+        self.test_fraction = test_fraction
+        self._settings = settings
+        self._fitted: Fitted | None = None
+        self._trained: rounds.Trained | None = None  # of `fit`; what `load` read is in a folder
+        self._names: list[Any] = []
+        self._experiment()  # refuses what is misspelt at once, as Python does with arguments
+
+    def fit(
+        self, clients: Clients, test: Clients | None = None, *, progress: bool = False
+    ) -> Federation:
+        """Train all clients' models.
+
+        Args:
+            clients: Name -> (X, y), or (X_train, y_train, X_test, y_test). X has a row a point:
+                numpy arrays, tensors, lists. Whole numbers and text in y are classes, of which a
+                client need not have all; floating-point numbers are targets of a regression.
+            test: Name -> (X, y) of test points, where `clients` has none.
+            progress: Show rounds, figures and notes on stderr.
+
+        Returns:
+            The federation itself.
+        """
+        pool = memory.gather(clients, test, str(self._settings.get("task") or "auto"))
+        experiment = self._experiment(_of_data(pool, self.model, self._settings))
+        factory = None if isinstance(self.model, str) else self.model
+        data = memory.federate(pool, experiment.run, self.test_fraction)
+        lines: list[dict[str, Any]] = []
+        with _shown(data.notes, experiment.run.rounds) if progress else nullcontext() as show:
+
+            def on_round(line: dict[str, Any]) -> None:
+                lines.append(line)
+                if show is not None:
+                    show(line)
+
+            trained = rounds.train(experiment, data=data, factory=factory, on_round=on_round)
+        setup = trained.setup
+        about = fitted.describe(setup.data)
+        models = fitted.models_of(setup, trained.servers)
+        self._fitted = Fitted(
+            Path(MEMORY),
+            setup.experiment,
+            data.preparations,
+            about["clients"],
+            setup.method,
+            models,
+        )
+        self._trained, self._names = trained, pool.names
+        self._found(pool.classes, trained.summary, lines)
+        return self
+
+    @property
+    def personal(self) -> Personal:
+        """Client -> its own model, a mapping: `federation.personal["north"].predict_proba(X)`."""
+        return Personal(self._names, self._ready("personal"), self.classes_)
+
+    @property
+    def global_(self) -> Predictor:
+        """The model that all clients share, where the method has one."""
+        ready = self._ready("global")
+        return Predictor(ready, ready.names[0], "global", self.classes_)
+
+    def evaluate(self) -> dict[str, Any]:
+        """Figures on the clients' test points, after the last round.
+
+        Returns:
+            "metrics": personal_accuracy, personal_nll, global_accuracy, ... (rmse for regressions)
+                over all clients' points, means over seeds; `summary_` has each seed's.
+            "clients": name -> accuracy (or RMSE) of its personal model; None without test points.
+        """
+        self._ready()
+        last = next(line for line in reversed(self.history_) if "metrics" in line)
+        each = zip(*last["clients"], strict=True)
+        means = [_mean([value for value in values if value is not None]) for values in each]
+        return {
+            "metrics": {name: value["mean"] for name, value in self.summary_["metrics"].items()},
+            "clients": dict(zip(self._names, means, strict=True)),
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the folder of a run, which `corefed compare`, report, predict, export and `load`
+        read; it must not hold one already."""
+        ready, path = self._ready(), Path(folder)
+        if record.begun(path) or (path.exists() and not path.is_dir()):
+            raise UserError(f"{path} holds a run or is a file; save into another folder.")
+        if self._trained is None:
+            try:
+                shutil.copytree(ready.folder, path, dirs_exist_ok=True)
+            except OSError as error:  # shutil.Error too
+                raise UserError(f"Cannot copy {ready.folder} to {path}: {error}.") from error
+            return path
+        checkpoint.require_library()
+        setup, servers = self._trained.setup, self._trained.servers
+        target = record.Folder(path)
+        target.create(setup.experiment)
+        target.keep(lambda here: fitted.keep_data(here, setup.data))
+        for line in self.history_:
+            target.append(line)
+        values = to_dict(setup.experiment)
+        target.checkpoint(values, len(self.history_), servers, setup.clients.private)
+        target.keep(lambda here: fitted.keep_models(here, setup, servers))
+        about = {
+            "clients": self._names,
+            "classes": self.classes_.tolist(),
+            "dtype": self.classes_.dtype.str,
+            "test_fraction": self.test_fraction,
+        }
+        target.keep(lambda here: files.replace(here / FILE, (json.dumps(about) + "\n").encode()))
+        target.finish(self.summary_)
+        return path
+
+    @classmethod
+    def load(cls, folder: str | Path, *, model: Factory | None = None) -> Federation:
+        """A fitted federation from the folder of a run, also one that `corefed run` wrote.
+
+        Args:
+            folder: The folder.
+            model: The factory of the network, where it was one that no module:factory names.
+        """
+        path = Path(folder)
+        ready = fitted.load(path, model)
+        about = _about(path)
+        labels = ready.preparations[0].labels
+        if about:
+            classes: Array = np.array(about["classes"], dtype=about["dtype"])
+        else:
+            classes = np.array([int(x) for x in labels] if naming.numbered(labels) else labels)
+        found = cls(**_parameters(ready.experiment, model, about.get("test_fraction", 0.2)))
+        found._fitted, found._names = ready, about.get("clients", ready.names)
+        summary, lines = record.read(path)
+        found._found(classes if labels else np.empty(0), summary, lines)
+        return found
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The settings that were given, and the defaults of those that have a name of their own."""
+        own = ("method", "model", "seed", "test_fraction")
+        return {**{name: getattr(self, name) for name in own}, **self._settings}
+
+    def set_params(self, **settings: Any) -> Federation:
+        """Change settings, all or none of them; a fitted federation stays as it was fitted."""
+        given = {**self.get_params(), **settings}
+        checked = type(self)(**given)
+        self.method, self.model, self.seed = checked.method, checked.model, checked.seed
+        self.test_fraction, self._settings = checked.test_fraction, checked._settings
+        return self
+
+    def __repr__(self) -> str:
+        return f"Federation({', '.join(f'{k}={v!r}' for k, v in self.get_params().items())})"
+
+    def _experiment(self, given: Mapping[str, Any] | None = None) -> Experiment:
+        """The settings, checked."""
+        for name in self._settings.keys() & {*FROM_FIT, "seeds"}:
+            hint = "write seed" if name == "seeds" else "it follows from what fit is given"
+            raise UserError(f"Federation takes no {name}; {hint}.")
+        if isinstance(self.model, nn.Module) or not (
+            self.model is None or isinstance(self.model, str) or callable(self.model)
+        ):
+            raise UserError(
+                f"model is of type {type(self.model).__name__}; give a function that makes an "
+                "nn.Module, its class, or its name."
+            )
+        if not 0 < self.test_fraction < 1:
+            raise UserError(f"test_fraction is {self.test_fraction}; it must be between 0 and 1.")
+        flags: dict[str, Any] = {"data": MEMORY, "method": self.method, "seeds": self.seed}
+        flags |= {"model": _model_name(self.model), **self._settings}
+        flags |= given or {
+            "clients": self._settings.get("cohort") or 1
+        }  # how many is not known yet
+        plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in flags.items()}
+        return resolve(flags={k: v for k, v in plain.items() if v is not None}, where="Federation")
+
+    def _found(self, classes: Array, summary: dict[str, Any], lines: list[dict[str, Any]]) -> None:
+        self.classes_, self.summary_, self.history_ = classes, summary, lines
+        self.n_features_in_ = int(np.prod(self._ready().preparations[0].shape))
+
+    def _ready(self, kind: str = "") -> Fitted:
+        if self._fitted is None:
+            raise UserError("This federation is not fitted yet: call fit(clients) first.")
+        if kind and kind not in self._fitted.kinds:
+            has = " and ".join(self._fitted.kinds)
+            raise UserError(
+                f"{self._fitted.experiment.run.method} has no {kind} model, only {has}."
+            )
+        return self._fitted
+
+
+@contextmanager
+def _shown(notes: Sequence[str], total: int) -> Iterator[Any]:
+    """What `corefed run` shows."""
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    with progress(total) as show:
+        yield show
+
+
+def _model_name(model: str | Factory | None) -> str:
+    if model is None:
+        return "auto"
+    return model if isinstance(model, str) else own_model.name_of(model)
+
+
+def _of_data(
+    pool: Pool, model: str | Factory | None, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Settings that follow from the data."""
+    shape = pool.dataset.x.shape[1:]
+    found: dict[str, Any] = {"partition": "natural", "clients": len(pool.names)}
+    if model is None and len(shape) == 3:
+        found["model"] = "cnn"
+    if settings.get("scale") in (None, "auto") and len(shape) == 1:
+        found["scale"] = "features"  # as rows of numbers in a file are
+    return found
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """estimator.json; empty where a command made the run."""
+    file = path / FILE
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {name: found[name] for name in ("clients", "classes", "dtype", "test_fraction")}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{file} cannot be read: {error!r}.") from error
+
+
+def _parameters(experiment: Experiment, model: Factory | None, fraction: float) -> dict[str, Any]:
+    """Arguments that would train the run again: what differs from the defaults."""
+    values = to_dict(experiment)
+    named = {key: value for key, value in values.items() if key in ("method", "preset")}
+    defaults = to_dict(resolve(flags={"data": MEMORY, **named}))
+    seeds = values.pop("seeds")
+    other = {k: v for k, v in values.items() if k not in FROM_FIT and v != defaults[k]}
+    seed = seeds[0] if len(seeds) == 1 else seeds
+    model = model or values["model"]
+    return {**named, **other, "seed": seed, "model": model, "test_fraction": fraction}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

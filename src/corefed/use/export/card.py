@@ -1,0 +1,287 @@
+"""The model card: every figure in it comes from the run's own files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from corefed.base import pages
+from corefed.base.errors import UserError
+from corefed.data.preparation import Preparation
+from corefed.settings.config import to_dict
+from corefed.training import record
+from corefed.training.fitted import Fitted
+from corefed.use import predictions, selective
+from corefed.use.export import figures
+from corefed.use.export.network import Network
+from corefed.use.predictions import Settings
+
+MOST_FEATURES = 200
+"""Listed in the card; all of them are in preparation.json."""
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+"""Of intervals whose coverage is shown."""
+FEW = 100
+"""Held-out points below which the card says that they are few."""
+SHOWN = ("rounds", "local_steps", "batch_size", "clients", "partition", "hidden", "channels")
+"""Settings of a run that are shown beside the method's own."""
+
+
+def write(
+    model: Fitted,
+    kind: str,
+    g: int,
+    client: str | None,
+    preparation: Preparation,
+    network: Network,
+    about: dict[str, Any],
+    *,
+    with_program: bool,
+) -> str:
+    """`client` None: the figures are those of all clients."""
+    whose = "all clients" if client is None else client
+    sections = [
+        (f"Model card: {'shared' if kind == 'global' else 'personal'} model of {whose}",
+         [_first(model, kind, about)]),
+        ("Data", _data(model, g, client, preparation)),
+        ("Method", _method(model, kind, about)),
+        ("Results on held-out points", _results(model, kind, g, client)),
+        ("Calibration", _calibration(model, kind, g, client)),
+        ("Uncertainty and review", _review(model, kind, g, client)),
+        ("Intended use", _use(preparation, whose)),
+        ("Limits", _limits(model, kind, g, client)),
+        ("Input", _input(preparation)),
+        ("How to run it", _run(network, with_program)),
+        ("Versions", _versions(model, about)),
+        ("Licence", ["To be filled in by whoever publishes this model."]),
+    ]  # fmt: skip
+    text = []
+    for number, (title, paragraphs) in enumerate(sections):
+        text += [f"{'##' if number else '#'} {title}", "", *_spaced(paragraphs)]
+    return "\n".join(text)
+
+
+def _spaced(paragraphs: Sequence[str]) -> list[str]:
+    return [line for paragraph in paragraphs for line in (paragraph, "")]
+
+
+def _first(model: Fitted, kind: str, about: dict[str, Any]) -> str:
+    bayes = (
+        "a Gaussian posterior over the weights of a network, whose predictions average "
+        f"{about['draws']} draws"
+        if model.method.noise[-1]
+        else "a network with one set of weights"
+    )
+    return f"Trained by {about['method']} (corefed): {bayes}. {about['parameters']:,} parameters."
+
+
+def _data(model: Fitted, g: int, client: str | None, preparation: Preparation) -> list[str]:
+    rows = model.clients[g]
+    mine = [row for row in rows if client in (None, row["name"])]
+    names = (
+        f"Clients: {len(rows)}. This card is about {', '.join(row['name'] for row in mine[:20])}"
+        f"{', ...' if len(mine) > 20 else ''}."
+    )
+    train, test = (sum(row[key] for row in mine) for key in ("train", "test"))
+    words = [
+        f"Data set: {model.experiment.run.data}. {names}",
+        f"Points: {train} to train on, {test} held out.",
+    ]
+    if preparation.labels:
+        counts = np.sum([row["classes"] for row in mine], 0).tolist()
+        table = zip(preparation.labels, map(str, counts), strict=True)
+        words.append("\n".join(pages.lines(("class", "training points"), [list(r) for r in table])))
+    else:
+        words.append(f"Targets: {', '.join(preparation.targets)}, in their own unit.")
+    summary, _ = record.read(model.folder)
+    told = summary.get("personalized")
+    if told:
+        words.append(
+            f"{told['name']} took no part in training: its model started from the shared one of "
+            f"{told['clients']} clients (data: {told['data']}), with {told['steps']} steps."
+        )
+    words += [f"Note: {note}" for note in summary["environment"].get("notes", [])]
+    return words
+
+
+def _method(model: Fitted, kind: str, about: dict[str, Any]) -> list[str]:
+    values = to_dict(model.experiment)
+    run = {name: values[name] for name in SHOWN if name != "channels" or values["model"] == "cnn"}
+    own = {k: v for k, v in values.items() if hasattr(model.experiment.settings, k)}
+    rows = [[name, f"`{value}`"] for name, value in {**run, **own, "seed": about["seed"]}.items()]
+    words = ["\n".join(pages.lines(("setting", "value"), rows))]
+    return [f"Method {about['method']}, model kind {kind}.", *words]
+
+
+def _results(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
+    found = figures.of(model, kind, g, client)
+    if not found["points"]:
+        return ["There were no held-out points, so that nothing is known of its accuracy."]
+    rows = []
+    for name, words in (("accuracy", "accuracy"), ("rmse", "RMSE"), ("nll", "NLL, nats a point"),
+                        ("brier", "Brier score"), ("ece", "ECE")):  # fmt: skip
+        if name in found:
+            interval = found[name].get("interval")
+            shown = f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else "-"
+            rows.append([words, f"{found[name]['value']:.4f}", shown])
+    table = "\n".join(pages.lines(("metric", "value", "95 % interval"), rows))
+    return [
+        f"On {found['points']} held-out points, which had no part in training.",
+        table,
+        "The interval of an accuracy is Wilson's; the others are normal approximations. They are "
+        "about the draw of these points only.",
+    ]
+
+
+def _calibration(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
+    y, mean, total = figures.held_out(model, kind, g, client)
+    if not len(y):
+        return ["Unknown: there were no held-out points."]
+    if model.preparations[g].labels:
+        bins = selective.reliability(mean, y)
+        rows = [
+            [f"{b / len(bins.points):.2f} to {(b + 1) / len(bins.points):.2f}", str(count),
+             f"{bins.confidence[b]:.3f}", f"{bins.accuracy[b]:.3f}"]
+            for b, count in enumerate(bins.points.tolist()) if count
+        ]  # fmt: skip
+        head = ("confidence", "points", "mean confidence", "accuracy")
+        return [
+            f"Expected calibration error {bins.ece:.4f}, over {len(bins.points)} bins of the "
+            "largest probability:",
+            "\n".join(pages.lines(head, rows)),
+        ]
+    covered = selective.coverage_curve(
+        y.double().flatten(), mean.double().flatten(), total.double().flatten(), LEVELS
+    )
+    rows = [[f"{100 * a:g} %", f"{100 * b:.1f} %"] for a, b in zip(LEVELS, covered, strict=True)]
+    return [
+        "How many of the held-out targets lie within the interval of the predictive:",
+        "\n".join(pages.lines(("interval", "within"), rows)),
+    ]
+
+
+def _review(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
+    words = [
+        "Uncertainty comes in two parts: aleatoric, which more data of the same kind do not lower, "
+        "and epistemic, which they do. Total is their sum: the entropy in nats of the predicted "
+        "probabilities, or the variance of the predicted target."
+    ]
+    if not model.method.noise[-1]:
+        words.append(
+            "A point estimate has no epistemic part: it is 0 here, which is not a finding."
+        )
+    if client is None or not model.preparations[g].labels:
+        return words
+    settings = Settings()
+    seed = model.experiment.run.seeds[g]
+    try:
+        flag = predictions.flag_for(model, client, settings, seed=seed, kind=kind)
+    except (UserError, KeyError):  # no held-out points of this kind of model
+        return words
+    promise = (
+        f"an error of at most {100 * settings.target_error:g} % among the kept, at "
+        f"{100 * settings.confidence:g} % confidence"
+    )
+    if flag.source == "none":
+        return [*words, *flag.notes]
+    t = flag.threshold
+    limit = (
+        "Every prediction is kept"
+        if math.isinf(t.value)
+        else f"Predictions with a total uncertainty below {t.value:.4f} are kept, the others are "
+        "for a person to review"
+    )
+    chosen = (
+        f"{limit}: {promise}. Chosen on {t.points} held-out points, of which {t.kept} were kept "
+        f"and {t.wrong} of these wrong."
+    )
+    return [*words, chosen, *flag.notes]
+
+
+def _use(preparation: Preparation, whose: str) -> list[str]:
+    what = (
+        f"the class ({', '.join(preparation.labels[:20])}"
+        f"{', ...' if len(preparation.labels) > 20 else ''})"
+        if preparation.labels
+        else f"{', '.join(preparation.targets)}"
+    )
+    return [
+        f"To predict {what} of points that come from where the training points of {whose} came "
+        "from and are made ready in the same way, with a person deciding on those that are flagged."
+    ]
+
+
+def _limits(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
+    n = len(figures.held_out(model, kind, g, client)[0])
+    few = f"; {n} are few, and the intervals above are wide for that reason" if n < FEW else ""
+    items = [
+        f"All figures are from {n} held-out points of the same source as the training points{few}.",
+        "It was not tested on other sources, on other times, or on inputs made to mislead it.",
+        "Where the data drift, accuracy, calibration and the review threshold are no longer those "
+        "above; test it again on new points before use, and at intervals after.",
+        "Differences between groups of people or devices within the data were not looked at.",
+        "It gives a class it knows to every point, also to one of a class that it has never seen; "
+        "uncertainty is often, not always, high there."
+        if model.preparations[g].labels
+        else "Its intervals take errors for Gaussian.",
+        "Weights can give away something of the data they were learnt from; hand them on as the "
+        "data's owner allows.",
+        "It is no medical device, and nobody has approved it for decisions about people.",
+    ]
+    return ["\n".join(f"* {item}" for item in items)]
+
+
+def _input(preparation: Preparation) -> list[str]:
+    shape = ", ".join(map(str, preparation.shape))
+    if preparation.kind == "table":
+        words = [
+            f"float64 [points, {shape}]: the features below in this order, before scaling, NaN "
+            "where a number is missing. A feature COLUMN=VALUE is 1 in rows with that value and 0 "
+            "in others; COLUMN missing is 1 where there is none."
+        ]
+        names = [name for column in preparation.columns for name in column.features]
+        rows = [[str(place), name] for place, name in enumerate(names[:MOST_FEATURES])]
+        words.append("\n".join(pages.lines(("place", "feature"), rows)))
+        if len(names) > MOST_FEATURES:
+            words.append("The others are in preparation.json.")
+        return words
+    what = "numbers as they were trained on, before any scaling"
+    if preparation.embedding != "none":
+        what = f"features that the frozen network {preparation.embedding} makes of an image"
+    elif preparation.levels or preparation.kind == "images":
+        what = "levels of pixels between 0 and 1 (bytes divided by 255), before any scaling"
+    return [f"float32 [points, {shape}]: {what}."]
+
+
+def _run(network: Network, with_program: bool) -> list[str]:
+    words = []
+    if with_program:
+        words = [
+            "The program needs torch alone, scales its input itself, and takes any number of "
+            "points. It gives a dictionary: probabilities (or mean), total, aleatoric, epistemic.",
+            "```python\nimport numpy as np\nimport torch\n\n"
+            'program = torch.export.load("predictive.pt2").module()\n'
+            'x = torch.from_numpy(np.load("example_input.npy"))\n'
+            "with torch.no_grad():\n    said = program(x)\n"
+            "print({name: value.tolist() for name, value in said.items()})\n```",
+            "For the example it prints what is in example_output.json, to rounding. Open programs "
+            "only from those you trust: torch.export.load may run code of theirs.",
+        ]
+    return [
+        *words,
+        "The posterior's mean as an ordinary network, for points that are scaled already "
+        "(preparation.json):",
+        f"```python\nfrom safetensors.torch import load_file\n{network.code}\n"
+        'network.load_state_dict(load_file("mean.safetensors"))\n```',
+        "weights.safetensors has the mean and, of a posterior, the standard deviation of every "
+        "parameter: NAME.mean and NAME.std.",
+    ]
+
+
+def _versions(model: Fitted, about: dict[str, Any]) -> list[str]:
+    summary, _ = record.read(model.folder)
+    there = summary["environment"]
+    trained = f"Trained with corefed {there['corefed']}, torch {there['torch']}"
+    return [f"{trained}; exported with corefed {about['corefed']}, torch {about['torch']}."]

@@ -1,0 +1,109 @@
+"""A run's network as an ordinary nn.Module, with the names and shapes that torch gives its layers.
+
+Training sees a flat vector (`models.py`); its entries lie in the order of the module's parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from corefed.base.types import Tree
+from corefed.models import cnn
+from corefed.models import own as own_model
+from corefed.models.checks import Point
+from corefed.settings.config import Run
+
+
+class Layer(NamedTuple):
+    """A layer of torch.nn, as it is written and as it is made."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def code(self) -> str:
+        given = [repr(each) for each in self.arguments]
+        given += [f"{key}={value!r}" for key, value in self.options.items()]
+        return f"nn.{self.name}({', '.join(given)})"
+
+    def make(self) -> nn.Module:
+        module: nn.Module = getattr(nn, self.name)(*self.arguments, **self.options)
+        return module
+
+
+class Network(NamedTuple):
+    module: nn.Module
+    code: str  # what makes it, in Python
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that the flat vector has, in its order."""
+        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+
+    @property
+    def size(self) -> int:
+        return sum(p.numel() for p in self.trained.values())
+
+    def with_weights(self, theta: Tensor) -> nn.Module:
+        """A copy whose parameters are those of a flat vector; what follows them is left."""
+        own = deepcopy(self.module)
+        named = dict(own.named_parameters())
+        for name, value in self.split(theta).items():
+            named[name].data.copy_(value)
+        return own.requires_grad_(False)
+
+    def split(self, theta: Tensor) -> Tree:
+        """A flat vector by the names of the module's parameters."""
+        parts = theta[: self.size].split([p.numel() for p in self.trained.values()])
+        named = zip(self.trained.items(), parts, strict=True)
+        return {name: part.view(p.shape).contiguous() for (name, p), part in named}
+
+
+def network(run: Run, shape: Sequence[int], outputs: int, growth: int = 1) -> Network:
+    """The module of a run; `growth` times as wide where neurons were matched (bnfed)."""
+    if own_model.is_own(run.model):
+        point = Point(run.model, tuple(shape), outputs)
+        module = own_model.made(own_model.find(run.model), point, seed=0)
+        path, _, factory = run.model.partition(":")
+        code = f"import {path}\n\nnetwork = {path}.{factory}(...)  # as it was trained"
+        return Network(module, code)
+    hidden = [growth * width for width in run.hidden]
+    if run.model == "cnn":
+        layers = convolutional(shape, run.channels, hidden, outputs)
+    else:
+        layers = [Layer("Flatten"), *dense((math.prod(shape), *hidden, outputs))]
+    with torch.random.fork_rng(devices=[]):  # weights that are replaced must not cost draws
+        made = nn.Sequential(*(layer.make() for layer in layers))
+    lines = "".join(f"    {layer.code},\n" for layer in layers)
+    return Network(made.eval(), f"from torch import nn\n\nnetwork = nn.Sequential(\n{lines})")
+
+
+def dense(widths: Sequence[int]) -> list[Layer]:
+    layers = [part for pair in pairwise(widths) for part in (Layer("Linear", pair), Layer("ReLU"))]
+    return layers[:-1]  # no ReLU after the last
+
+
+def convolutional(
+    shape: Sequence[int], channels: Sequence[int], hidden: Sequence[int], outputs: int
+) -> list[Layer]:
+    """The layers of `cnn.cnn`; flat points are folded up first."""
+    image = cnn.image_shape(shape, "this run")
+    layers = [] if tuple(shape) == image else [Layer("Unflatten", (1, image))]
+    _, height, width = image
+    for ends in pairwise((image[0], *channels)):
+        layers.append(Layer("Conv2d", (*ends, 3), {"padding": 1}))
+        if min(height, width) > 1:
+            layers.append(Layer("MaxPool2d", (2,)))
+            height, width = height // 2, width // 2
+        layers.append(Layer("ReLU"))
+    flat = channels[-1] * height * width
+    return [*layers, Layer("Flatten"), *dense((flat, *hidden, outputs))]

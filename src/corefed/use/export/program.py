@@ -1,0 +1,95 @@
+"""The predictive as a program of torch.export, which runs where there is torch and no corefed.
+
+    x as its owner has it -> scaled -> K networks theta_1 ... theta_K -> averaged, taken apart
+
+The K draws of the weights are those that `corefed predict` makes for this client, kept in the
+program, so that both give the same numbers to rounding. The K networks stand side by side in the
+graph: under vmap torch.export fixed the number of points of a batch (torch 2.13, convolutions).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from corefed.base.errors import UserError
+from corefed.bayes import uncertainty
+from corefed.data.preparation import Preparation
+from corefed.models.likelihood import Likelihood
+from corefed.models.network import plain_attention
+from corefed.use.export.network import Network
+
+
+class Predictive(nn.Module):
+    """From points [n, *shape] to probabilities (or mean), total, aleatoric and epistemic."""
+
+    def __init__(
+        self,
+        draws: Sequence[nn.Module],
+        extra: Tensor,  # [K, e] what of theta belongs to the likelihood
+        likelihood: Likelihood,
+        preparation: Preparation,
+        client: str,
+    ) -> None:
+        super().__init__()
+        self.draws = nn.ModuleList(draws)
+        self.register_buffer("extra", extra)
+        self.likelihood, self.preparation, self.client = likelihood, preparation, client
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = self.preparation.scaled(x, self.client)
+        own = self.get_buffer("extra").split(1)
+        each = (
+            self.likelihood.predictive(theta, network(h).unsqueeze(0)).double()
+            for network, theta in zip(self.draws, own, strict=True)
+        )
+        classes = len(self.preparation.labels)
+        said = uncertainty.combine(each, len(self.draws), classes)
+        if self.preparation.target_mean:
+            said = said.in_unit(*self.preparation.unit)
+        return {
+            "probabilities" if classes else "mean": said.mean.float(),
+            "total": said.total.float(),
+            "aleatoric": said.aleatoric.float(),
+            "epistemic": said.epistemic.float(),
+        }
+
+
+def predictive(
+    network: Network,
+    theta: Tensor,
+    likelihood: Likelihood,
+    preparation: Preparation,
+    client: str,
+) -> Predictive:
+    """Of draws theta [K, P]; a point estimate is one of them."""
+    draws = [network.with_weights(one) for one in theta]
+    extra = theta[:, network.size :].clone()
+    return Predictive(draws, extra, likelihood, preparation, client).eval()
+
+
+def dtype_of(preparation: Preparation) -> torch.dtype:
+    """Of the program's input: numbers of tables are read in float64, others in float32."""
+    return torch.float64 if preparation.kind == "table" else torch.float32
+
+
+def compiled(program: Predictive) -> bytes:
+    """The bytes of a .pt2 file, for any number of points."""
+    preparation = program.preparation
+    x = torch.zeros(2, *preparation.shape, dtype=dtype_of(preparation))
+    points = torch.export.Dim("points", min=1)
+    try:
+        with plain_attention(), torch.no_grad():
+            made = torch.export.export(program, (x,), dynamic_shapes={"x": {0: points}})
+    except Exception as error:  # of many kinds, and a network of one's own may do anything
+        words = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise UserError(
+            f"torch.export cannot make a program of this network: {words[0]} The weights can be "
+            "exported without it, by --no-program."
+        ) from error
+    content = io.BytesIO()
+    torch.export.save(made, content)
+    return content.getvalue()

@@ -1,0 +1,142 @@
+"""Models that predict arrays: one client's own, or the one that all share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from corefed.base.errors import UserError
+from corefed.bayes.uncertainty import Prediction
+from corefed.data import inputs, memory
+from corefed.training.fitted import Fitted
+from corefed.use.predictions import BLOCK, half_width
+
+Array = npt.NDArray[Any]
+
+
+class Uncertainty(NamedTuple):
+    """How unsure a prediction is, [n] each, and why.
+
+    Of classes: entropies in nats. Of a regression: variances, in the square of the target's unit
+    ([n, targets] where there are several). total = aleatoric + epistemic: what no data of this kind
+    would take away, and what more data would.
+    """
+
+    total: Array
+    aleatoric: Array
+    epistemic: Array
+
+
+class Predictor:
+    """What one model says of points X [n, features], an array, or the path of a file of points."""
+
+    def __init__(self, fitted: Fitted, client: str, kind: str, classes: Array) -> None:
+        self._fitted, self._client, self._kind = fitted, client, kind
+        self.classes_ = classes
+
+    def predict_proba(self, X: Any) -> Array:
+        """[n, classes] probabilities, in the order of `classes_`, averaged over draws."""
+        self._only(bool(len(self.classes_)), "predict_proba", "classes", "predict and interval")
+        return self._said(X).mean.numpy()
+
+    def predict(self, X: Any) -> Array:
+        """[n] the likeliest class, or the mean of the target ([n, targets] of several)."""
+        mean = self._said(X).mean.numpy()
+        if len(self.classes_):
+            return np.asarray(self.classes_[mean.argmax(-1)])
+        return _flat(mean)
+
+    def uncertainty(self, X: Any) -> Uncertainty:
+        """Total uncertainty, and its aleatoric and epistemic parts."""
+        said = self._said(X)
+        fields = said.total, said.aleatoric, said.epistemic
+        return Uncertainty(*(each.numpy() if len(self.classes_) else _flat(each.numpy())
+                             for each in fields))  # fmt: skip
+
+    def interval(self, X: Any, level: float = 0.95) -> tuple[Array, Array]:
+        """Lower and upper ends that hold the target with a probability of `level`."""
+        self._only(not len(self.classes_), "interval", "regressions", "predict_proba")
+        if not 0 < level < 1:
+            raise UserError(f"level is {level}; it must be between 0 and 1.")
+        said = self._said(X)
+        half = half_width(said, level)
+        return _flat((said.mean - half).numpy()), _flat((said.mean + half).numpy())
+
+    def score(self, X: Any, y: Any) -> float:
+        """Accuracy, or R^2 of a regression."""
+        from sklearn.metrics import accuracy_score, r2_score
+
+        measure = accuracy_score if len(self.classes_) else r2_score
+        said = self.predict(X)
+        truth = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+        if len(truth) != len(said):
+            raise UserError(f"y has {len(truth)} targets for {len(said)} points.")
+        return float(measure(truth, said))
+
+    def __repr__(self) -> str:
+        whose = f"of {self._client!r}" if self._kind == "personal" else "of all clients"
+        return f"<{self._kind} model {whose}>"
+
+    def _said(self, X: Any) -> Prediction:
+        ready = self._points(X)
+        parts = [self._fitted.predict(self._client, x, kind=self._kind) for x in ready.split(BLOCK)]
+        return Prediction(*(torch.cat(field) for field in zip(*parts, strict=True)))
+
+    def _points(self, X: Any) -> Tensor:
+        """As the network sees them."""
+        preparation = self._fitted.preparations[0]
+        if isinstance(X, str | Path):
+            return inputs.read(Path(X), preparation, self._client).x
+        if preparation.kind != "array":
+            raise UserError(
+                f"This model was trained on {preparation.kind}; give the path of a file of points, "
+                "of the kind that it was trained on."
+            )
+        raw = memory.points(X, "X", preparation.shape)
+        if preparation.levels and getattr(X, "dtype", None) in (np.uint8, torch.uint8):
+            raw = raw / 255
+        return preparation.scaled(raw, self._client)
+
+    def _only(self, holds: bool, name: str, what: str, instead: str) -> None:
+        if not holds:
+            raise UserError(f"{name} is for {what}; this model has {instead}.")
+
+
+class Personal(Mapping[Any, Predictor]):
+    """Client -> its own model."""
+
+    def __init__(self, names: Sequence[Any], fitted: Fitted, classes: Array) -> None:
+        self._names, self._fitted, self._classes = list(names), fitted, classes
+
+    def __getitem__(self, name: Any) -> Predictor:
+        if name not in self._names:
+            known = [str(each) for each in self._names]
+            near = get_close_matches(str(name), known, n=1)
+            some = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {some}."
+            raise UserError(f"There is no client {name!r}; {hint}")
+        return Predictor(self._fitted, str(name), "personal", self._classes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"<personal models of {len(self)} clients>"
+
+
+def _flat(values: Array) -> Array:
+    """[n] of one target, [n, targets] of several."""
+    return values[:, 0] if values.shape[1] == 1 else values

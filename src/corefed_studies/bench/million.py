@@ -1,0 +1,100 @@
+"""`corefed bench million`: a coreset of a thousand points from up to a million, memory and time.
+
+Logistic regression with 20 coefficients, S = 500 draws, k = 1000, by `corefed.coreset.build` as
+a user would call it. Every size is a process of its own, whose peak of resident memory is its own;
+what Python, torch and the data themselves take is measured in it before `build` is called. Beside
+the potentials in a file stand those in memory, and on a GPU those in its memory.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from corefed.bayes import regression
+from corefed.coreset.engine import build
+from corefed_studies.bench import apart
+
+SIZES = {"paper": (125_000, 250_000, 500_000, 1_000_000), "quick": (2_000, 4_000)}
+SHAPE = {"paper": (500, 1000, 1024), "quick": (60, 50, 64)}  # S, k, memory_mb
+FEATURES = 20
+
+
+def million(device: torch.device, scale: str) -> list[dict[str, Any]]:
+    """One row a size and store, each from a process of its own."""
+    stores = ("memory",) if device.type == "cuda" else ("disk", "memory")
+    rows = []
+    for store in stores:
+        sizes = SIZES[scale] if store == stores[0] else SIZES[scale][-1:]
+        for n in sizes:
+            rows.append(apart.measured(__name__, str(n), store, device.type, scale))
+    return rows
+
+
+def one(n: int, store: str, device: str, scale: str) -> dict[str, Any]:
+    draws, k, memory_mb = SHAPE[scale]
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, FEATURES, generator=g)
+    truth = torch.randn(FEATURES, generator=g)
+    y = (torch.rand(n, generator=g) < torch.sigmoid(x @ truth)).float()
+    some = slice(0, min(n, 20_000))  # enough for where the posterior is; its width is that of all
+    prior = regression.Normal(torch.zeros(FEATURES).double(), torch.eye(FEATURES).double())
+    near = regression.laplace(
+        regression.logistic,
+        x[some].double(),
+        y[some].double(),
+        torch.full_like(y[some], n / len(y[some])).double(),
+        prior,
+    )
+    factor = torch.linalg.cholesky(near.covariance).float().to(device)
+    before = _resident_mb()
+    begun = time.perf_counter()
+    coreset = build(
+        log_p,
+        (near.mean.float().to(device), factor),
+        (x, y),
+        k,
+        samples=draws,
+        store=store,
+        memory_mb=max(memory_mb, 2 * n * draws * 4 >> 20) if store == "memory" else memory_mb,
+    )
+    seconds, d = time.perf_counter() - begun, coreset.diagnostics
+    row = {
+        "n": n,
+        "potentials in": "GPU memory" if device == "cuda" else store,
+        "potentials s": d.potentials_seconds,
+        "solver s": d.solver_seconds,
+        "all s": seconds,
+        "us a point": 1e6 * seconds / n,
+        "potentials MB": n * draws * 4 / 2**20,
+        "peak MB": _resident_mb(),
+        "of which before": before,
+        "kept": d.kept,
+        "fitted error": d.fitted_error,
+        "on fresh draws": d.held_out_error,
+        "uniform": d.uniform_error,
+    }
+    if device == "cuda":
+        row["peak GPU MB"] = torch.cuda.max_memory_allocated() / 2**20
+    return row
+
+
+def log_p(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    eta = x @ theta
+    return y * eta - torch.nn.functional.softplus(eta)
+
+
+def _resident_mb() -> float:
+    """The most this process has had resident so far; Linux counts in KiB, macOS in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+if __name__ == "__main__":
+    print(json.dumps(one(int(sys.argv[1]), *sys.argv[2:])))

@@ -1,0 +1,254 @@
+"""`corefed bench solvers`: every solver on three problems whose posteriors are known.
+
+    logistic   x_j ~ N(0, I), 20 coefficients; posteriors by Laplace's approximation
+    rbf        regression on 301 radial bases over positions, as in `figure2.py`; exact
+    gaussian   x_j ~ N(theta, I), the mean of 200 dimensions unknown; exact
+
+Each with S draws from the full posterior as potentials, in float32 as the library takes them. What
+counts is not the objective a solver was given but the one on fresh draws and the divergence of the
+coreset's posterior from the full one, so these stand beside it. A-IHT II is also timed against one
+product with Phi^T, the least an iteration can cost.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from corefed.base import pages
+from corefed.bayes import regression
+from corefed.bayes.regression import Normal
+from corefed.coreset import aiht, problem, solvers
+from corefed.coreset.problem import Problem
+from corefed_studies.reproduce import curves, figure2
+
+
+class Setting(NamedTuple):
+    points: int
+    draws: int
+    fresh: int
+    sizes: tuple[int, ...]
+
+
+SETTINGS = {
+    "paper": Setting(20_000, 500, 1000, (100, 300, 1000)),
+    "quick": Setting(600, 80, 100, (20, 40)),
+}
+
+METRICS = {
+    "objective": "objective",
+    "held_out": "on fresh draws",
+    "reverse_kl": "reverse KL",
+    "forward_kl": "forward KL",
+    "seconds": "seconds",
+}
+
+
+class Case(NamedTuple):
+    """A data set with a model: its posterior under any weights, and potentials at any draws."""
+
+    posterior: Callable[[Tensor], Normal]  # w [n] -> pi_w
+    potentials: Callable[[Tensor], Tensor]  # thetas [S, d] -> g [n, S]
+    points: int
+
+    def full(self) -> Normal:
+        return self.posterior(torch.ones(self.points, dtype=torch.float64))
+
+
+def main(
+    scale: str, folder: Path, console: Console, device: torch.device, page: Path | None = None
+) -> None:
+    """Measure, keep each figure as it comes, and write solvers.md, .json and .png into `folder`;
+    on a `page` with marks, what lies between them becomes solvers.md."""
+    marked = pages.Marked(page, "bench solvers") if page is not None else None
+    folder.mkdir(parents=True, exist_ok=True)
+    setting = SETTINGS[scale]
+    settings = {**setting._asdict(), "device": device.type}
+    kept = curves.Kept(folder / "solvers.jsonl", settings, ("problem", "solver", "k"))
+    floor = []
+    for name, make in CASES.items():
+        case = make(setting.points)
+        measure_all(name, case, setting, kept, console, device)
+        floor.append(_iteration(name, case, setting, device))
+    lines = list(kept.lines.values())
+    text = _text(setting, lines, floor)
+    figures = {"settings": settings, "lines": lines, "iteration": floor}
+    (folder / "solvers.json").write_text(json.dumps(figures, indent=1) + "\n")
+    (folder / "solvers.md").write_text(text)
+    groups = {name: [line for line in lines if line["problem"] == name] for name in CASES}
+    shown = {k: METRICS[k] for k in ("objective", "held_out", "reverse_kl", "seconds")}
+    curves.picture(groups, shown, folder / "solvers.png", floor=1e-7)
+    if marked is not None:
+        marked.write(text)
+    console.print(f"written to {page or folder / 'solvers.md'}")
+
+
+def measure_all(
+    name: str,
+    case: Case,
+    setting: Setting,
+    kept: curves.Kept,
+    console: Console,
+    device: torch.device,
+) -> None:
+    """Every solver at every size, but for those that are kept already."""
+    jobs: list[curves.Line] = [
+        {"problem": name, "solver": solver, "k": k}
+        for k in setting.sizes
+        for solver in solvers.SOLVERS
+    ]
+    jobs = [job for job in jobs if job not in kept]
+    if not jobs:
+        return
+    full = case.full()
+    g = _drawn(case, full, setting.draws, 0).to(device)
+    fresh = _drawn(case, full, setting.fresh, 1).to(device)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task(name, total=len(jobs))
+        for job in jobs:
+            bar.update(task, description=f"{name}, k = {job['k']}, {job['solver']}")
+            kept.add({**job, **measure(case, full, g, fresh, job["solver"], job["k"])})
+            bar.advance(task)
+    console.print(f"{name}: done")
+
+
+def measure(
+    case: Case, full: Normal, g: Tensor, fresh: Tensor, solver: str, k: int
+) -> dict[str, Any]:
+    """One solver at one size."""
+
+    def resample(w: Tensor, step: int) -> Problem:
+        """Potentials under draws of the coreset's own posterior, for sparse-vi."""
+        now = case.posterior(w[0].double().cpu())
+        return problem.problem(_drawn(case, now, g.shape[1], 2 + step).to(g).unsqueeze(0), k)
+
+    posed = problem.problem(g.unsqueeze(0), k)
+    generator = torch.Generator().manual_seed(0)
+    w, line = curves.solve(curves.Contender(solver, solver), posed, generator, resample)
+    judged = problem.problem(fresh.unsqueeze(0), k)
+    mine = case.posterior(w[0].double().cpu())
+    line["held_out"] = curves.relative_objective(judged, w)
+    line["reverse_kl"] = float(regression.kl(mine, full))
+    line["forward_kl"] = float(regression.kl(full, mine))
+    return line
+
+
+def _drawn(case: Case, posterior: Normal, draws: int, stream: int) -> Tensor:
+    """g [n, S] in float32, from draws of a stream of their own."""
+    thetas = posterior.sample(draws, torch.Generator().manual_seed(stream))
+    return case.potentials(thetas).float()
+
+
+def _iteration(name: str, case: Case, setting: Setting, device: torch.device) -> dict[str, Any]:
+    """Seconds of an iteration of A-IHT II and of one product with Phi^T, in turn, in one run."""
+    g = _drawn(case, case.full(), setting.draws, 0).to(device)
+    posed = problem.problem(g.unsqueeze(0), setting.sizes[0])
+    iterations, repeats = 20, 5
+    best = {"product": math.inf, "iteration": math.inf}
+    for _ in range(repeats):
+        start = _now(device)
+        for _ in range(iterations):
+            posed.points.correlate(posed.y)
+        middle = _now(device)
+        aiht.solve_debiased(posed, iterations=iterations)
+        end = _now(device)
+        best["product"] = min(best["product"], (middle - start) / iterations)
+        best["iteration"] = min(best["iteration"], (end - middle) / iterations)
+    return {"problem": name, "k": setting.sizes[0], **best}
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _text(setting: Setting, lines: list[curves.Line], floor: list[dict[str, Any]]) -> str:
+    text = [f"n = {setting.points}, S = {setting.draws}, {setting.fresh} fresh draws.", ""]
+    for name in CASES:
+        for k in setting.sizes:
+            mine = [line for line in lines if line["problem"] == name and line["k"] == k]
+            text += [f"**{name}, k = {k}**", ""]
+            if k >= setting.draws - 1:
+                text += [f"*S - 1 = {setting.draws - 1} < k: an exact zero exists and says nothing"]
+                text[-1] += " of the fit; the other columns do.*"
+                text += [""]
+            columns: dict[str, tuple[str, dict[str, object]]] = {
+                heading: (metric, {}) for metric, heading in METRICS.items()
+            }
+            text += curves.table(mine, list(solvers.SOLVERS), {**columns, "points": ("points", {})})
+    text += ["**A-IHT II: an iteration against one product with all of Phi**", ""]
+    text += ["| problem | k | product, ms | iteration, ms | ratio |", "|---" * 5 + "|"]
+    for row in floor:
+        product, iteration = 1e3 * row["product"], 1e3 * row["iteration"]
+        text.append(
+            f"| {row['problem']} | {row['k']} | {product:.2f} | {iteration:.2f} | "
+            f"{iteration / product:.2f} |"
+        )
+    return "\n".join(text) + "\n"
+
+
+# --- the three problems ---------------------------------------------------------------------------
+
+
+def logistic(n: int, d: int = 20) -> Case:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, d, generator=g, dtype=torch.float64)
+    theta = torch.randn(d, generator=g, dtype=torch.float64)
+    y = (torch.rand(n, generator=g, dtype=torch.float64) < torch.sigmoid(x @ theta)).double()
+    prior = Normal(torch.zeros(d, dtype=torch.float64), torch.eye(d, dtype=torch.float64))
+    return Case(
+        lambda w: regression.laplace(regression.logistic, x, y, w, prior),
+        lambda thetas: regression.potentials(regression.logistic, thetas, x, y),
+        n,
+    )
+
+
+def rbf(n: int) -> Case:
+    """Positions in forty towns, a smooth surface over them, noise of a third of its spread."""
+    g = torch.Generator().manual_seed(0)
+    towns = 10 * torch.rand(40, 2, generator=g, dtype=torch.float64)
+    home = torch.randint(40, (n,), generator=g)
+    where = towns[home] + 0.5 * torch.randn(n, 2, generator=g, dtype=torch.float64)
+    each = 50 if n >= 5000 else 10
+    scales = torch.tensor([*(s for s in figure2.SCALES for _ in range(each)), figure2.CONSTANT])
+    centres = where[torch.randperm(n, generator=g)[: len(scales)]]
+    x = figure2.bases(where, centres, scales.double())
+    surface = x @ torch.randn(len(scales), generator=g, dtype=torch.float64)
+    noise = float(surface.std()) / 3
+    y = surface + noise * torch.randn(n, generator=g, dtype=torch.float64)
+    d = x.shape[1]
+    prior = Normal(torch.zeros(d, dtype=torch.float64), torch.eye(d, dtype=torch.float64))
+    family = regression.gaussian(noise)
+    return Case(
+        lambda w: regression.linear_posterior(x, y, w, prior, noise),
+        lambda thetas: regression.potentials(family, thetas, x, y),
+        n,
+    )
+
+
+def gaussian(n: int, d: int = 200) -> Case:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, d, generator=g, dtype=torch.float64)
+
+    def posterior(w: Tensor) -> Normal:  # prior N(0, I)
+        precision = 1 + w.sum()
+        return Normal(w @ x / precision, torch.eye(d, dtype=x.dtype) / precision)
+
+    def potentials(thetas: Tensor) -> Tensor:  # -|x - theta|^2 / 2, less what no theta changes
+        f = x @ thetas.T - 0.5 * thetas.square().sum(-1)
+        return (f - f.mean(-1, keepdim=True)) / math.sqrt(len(thetas))
+
+    return Case(posterior, potentials, n)
+
+
+CASES: dict[str, Callable[[int], Case]] = {"logistic": logistic, "rbf": rbf, "gaussian": gaussian}

@@ -1,0 +1,81 @@
+"""Experiments behind the tables and figures of the paper and of `docs/`, each by one command.
+
+Every run is an ordinary run folder, so a command that was stopped goes on where it was, and
+`corefed compare` reads the parts. `--scale paper` is what the documentation shows; `quick` is the
+same code on less data and fewer rounds.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from corefed.base.errors import UserError
+
+
+class Entry(NamedTuple):
+    module: str
+    function: str
+    description: str
+    folder: str = ""  # whose runs it uses; empty: its own
+    options: tuple[str, ...] = ()  # of `main`, beside name, scale and out
+
+
+TABLE = ("jobs", "results", "page")
+
+NAMES = {
+    "table1": Entry("table1", "reproduce", "every method on MNIST, Fashion-MNIST, CIFAR-10",
+                    options=TABLE),
+    "table2": Entry("table2", "reproduce", "chest X-rays at two hospitals, by class",
+                    options=(*TABLE, "data")),
+    "table3": Entry("table3", "reproduce", "rounds and bytes to a target accuracy, by coreset size",
+                    folder="table1", options=TABLE),
+    "figure2": Entry("figure2", "reproduce", "coresets of a spatial regression",
+                     options=("data", "postcodes")),
+    "figure3": Entry("figure3", "reproduce", "KL between posteriors over rounds"),
+    "figure4": Entry("figure4", "reproduce", "training loss with and without the KL term"),
+    "figure5": Entry("table3", "reproduce_figure5", "accuracy over rounds, by coreset size",
+                     folder="table1", options=("jobs", "results")),
+    "shards-medium": Entry("subsets", "reproduce_shards", "full data, coresets, random subsets"),
+    "shards-large": Entry("subsets", "reproduce_shards", "the same with 4500 points a client"),
+    "solvers": Entry("subsets", "reproduce_solvers", "what the solver does to accuracy"),
+    "grid": Entry("subsets", "reproduce_grid", "fractions by local steps: no collapse"),
+    "glm": Entry("glm", "reproduce", "coresets of generalised linear models against MCMC"),
+    "newcomer": Entry("newcomer", "reproduce", "a client that joins after training, by its points",
+                      options=("results", "page")),
+    "rates": Entry("rates", "reproduce", "error against points, beside the rate of Theorem 2",
+                   options=TABLE),
+}  # fmt: skip
+
+
+def main(name: str, scale: str, out: Path | None = None, **options: object) -> None:
+    """Run what `name` needs, then write `NAME.md`, and pictures where it has them."""
+    if name not in NAMES:
+        raise UserError(f"There is no table or figure {name!r}; there are {', '.join(NAMES)}.")
+    entry = NAMES[name]
+    given = {key: value for key, value in options.items() if value is not None}
+    for key in given:
+        if key not in entry.options:
+            able = [n for n, e in NAMES.items() if key in e.options]
+            flag = "from" if key == "results" else key
+            raise UserError(f"--{flag} is for {', '.join(able)}; {name} does not take it.")
+    folder = out or Path("runs") / f"reproduce-{entry.folder or name}-{scale}"
+    new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot make the folder {folder}: {error.strerror}.") from error
+    console = Console(stderr=True)
+    function = getattr(import_module(f"corefed_studies.reproduce.{entry.module}"), entry.function)
+    try:
+        function(name, scale, folder, console, **given)
+    except UserError:
+        if new:  # and empty still: what was asked for could not be done
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+    console.print(f"written to {folder / f'{name}.md'}")

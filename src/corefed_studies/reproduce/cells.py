@@ -1,0 +1,192 @@
+"""The cells of a table, each a run in a folder of its own: train those that are missing, read all.
+
+A table that was stopped goes on where it was, cell by cell and inside a cell from its checkpoint.
+Cells are independent, so several can be trained side by side, each in a process of one thread: on a
+CPU that is faster than one process with all threads, and a GPU that waits for kernels to be
+launched has room for more than one process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from corefed.base.errors import UserError
+from corefed.commands.running import stop_on_interrupt
+from corefed.settings import config
+from corefed.settings.config import resolve
+from corefed.training import record, rounds
+from corefed.training.setup import concrete
+
+Flags = dict[str, object]
+Line = dict[str, Any]
+
+MATCHING: Flags = {"method": "coreset-pfedbayes", "preset": "matching"}
+"""Coresets by the paper's selector: what its tables and figures are about."""
+
+GPU_JOBS = 4
+"""Processes that share a GPU: its kernels here are shorter than launching them takes."""
+
+CPU_JOBS = 8
+"""More processes than that would want tens of gigabytes: each holds data and clients of its own."""
+
+ELSEWHERE = frozenset({"device", "memory_mb", "runtime"})
+"""Settings that may differ between the machine that trained a cell and the one that reads it."""
+
+
+class Cell(NamedTuple):
+    """One run of a table: where it stands, and what defines it."""
+
+    row: str
+    column: str
+    flags: Flags
+
+
+class Outcome(NamedTuple):
+    """What became of a cell: its summary and its rounds, or the sentence it failed with."""
+
+    summary: dict[str, Any]
+    lines: list[Line]
+    failure: str = ""
+
+
+Found = dict[tuple[str, str], Outcome]
+
+
+def place_of(cell: Cell, folder: Path) -> Path:
+    """The run folder of a cell."""
+    words = f"{cell.row} {cell.column}".replace("%", "").replace(",", "").lower().split()
+    return folder / "-".join(words)
+
+
+def summaries(
+    cells: Sequence[Cell], folder: Path, console: Console
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """The summary of every cell; a cell that fails ends the command."""
+    found = outcomes(cells, folder, console, jobs=1)
+    for outcome in found.values():
+        if outcome.failure:
+            raise UserError(outcome.failure)
+    return {key: outcome.summary for key, outcome in found.items()}
+
+
+def outcomes(cells: Sequence[Cell], folder: Path, console: Console, jobs: int = 0) -> Found:
+    """Train what is missing, `jobs` cells at a time (0: as suits the machine), and read all."""
+    missing = [cell for cell in cells if not _finished(cell, folder)]
+    jobs = min(len(missing), jobs or default_jobs())
+    total = sum(resolve(flags=cell.flags).run.rounds for cell in cells)
+    failures: dict[tuple[str, str], str] = {}
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=30))
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("rounds of all cells", total=total)
+
+        def show() -> None:
+            bar.update(task, completed=sum(_rounds(cell, folder) for cell in cells))
+
+        def ended(cell: Cell, failure: str) -> None:
+            if failure:
+                failures[cell.row, cell.column] = failure
+            console.print(f"{cell.row}, {cell.column}: {failure or 'done'}")
+
+        show()
+        if jobs > 1:
+            _side_by_side(missing, folder, jobs, show, ended)
+        else:
+            for cell in missing:
+                ended(cell, train(cell, folder, show))
+    found: Found = {}
+    for cell in cells:
+        failure = failures.get((cell.row, cell.column), "")
+        read = ({}, []) if failure else record.read(place_of(cell, folder))
+        found[cell.row, cell.column] = Outcome(*read, failure)
+    return found
+
+
+def default_jobs() -> int:
+    return GPU_JOBS if torch.cuda.is_available() else min(CPU_JOBS, os.cpu_count() or 1)
+
+
+def train(cell: Cell, folder: Path, on_round: Callable[[], None] = lambda: None) -> str:
+    """Train or resume one cell; the sentence it failed with, if it did (it may have diverged)."""
+    place = place_of(cell, folder)
+    with stop_on_interrupt(place) as stop:
+        try:
+            done = rounds.train(
+                resolve(flags=cell.flags),
+                place,
+                resume=record.begun(place),
+                on_round=lambda line: on_round(),
+                stop=lambda: bool(stop),
+            )
+        except UserError as error:
+            return str(error)
+    if not done.finished:
+        raise KeyboardInterrupt
+    return ""
+
+
+def _alone(cell: Cell, folder: Path) -> str:
+    """`train` in a process of its own."""
+    torch.set_num_threads(1)
+    return train(cell, folder)
+
+
+def _side_by_side(
+    cells: Sequence[Cell],
+    folder: Path,
+    jobs: int,
+    show: Callable[[], None],
+    ended: Callable[[Cell, str], None],
+) -> None:
+    """Long cells first, so that none is left over at the end; looks at the folders to show how
+    far they are. Ctrl-C reaches the workers as well, which finish their round and stop."""
+    spawn = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+    by_length = sorted(cells, key=lambda cell: -resolve(flags=cell.flags).run.rounds)
+    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+        running: dict[Future[str], Cell] = {
+            pool.submit(_alone, cell, folder): cell for cell in by_length
+        }
+        try:
+            while running:
+                done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+                for future in done:
+                    ended(running.pop(future), future.result())
+                show()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _finished(cell: Cell, folder: Path) -> bool:
+    """Whether a cell is complete; one of other settings under the same name is refused."""
+    place = place_of(cell, folder)
+    if not (place / record.SUMMARY).exists():
+        return False
+    experiment = concrete(resolve(flags=cell.flags))
+    summary, lines = record.read(place)
+    here = config.to_dict(experiment)
+    there = {**summary["config"], **{key: here[key] for key in ELSEWHERE}}
+    changed = config.differences(there, here)
+    if changed:
+        raise UserError(
+            f"{place} holds a run with other settings: {', '.join(changed)}; choose another "
+            "--out, or remove it."
+        )
+    return len(lines) == experiment.run.rounds
+
+
+def _rounds(cell: Cell, folder: Path) -> int:
+    """Rounds on record, by counting lines."""
+    path = place_of(cell, folder) / record.ROUNDS
+    try:
+        return path.read_bytes().count(b"\n")
+    except OSError:
+        return 0

@@ -1,0 +1,58 @@
+"""Runs advanced round by round, to look inside them: what figures 3 and 4 share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from corefed.base import pages, rng
+from corefed.base.panels import panels
+from corefed.base.types import Tree
+from corefed.training.setup import Setup
+
+Curves = dict[str, list[float]]
+"""Label -> a figure after each round."""
+
+
+def progress(rounds: int, title: str) -> Iterable[int]:
+    return track(range(rounds), title, console=Console(stderr=True), transient=True)
+
+
+def kept(path: Path, work: Callable[[], Curves]) -> Curves:
+    """What an earlier call found, or the work done now and kept."""
+    if not path.exists():
+        path.write_text(json.dumps(work()) + "\n")
+    curves: Curves = json.loads(path.read_text())
+    return curves
+
+
+def advance(setup: Setup, servers: list[Tree], t: int) -> list[Tree]:
+    run = setup.experiment.run
+    cohorts = [rng.choose(seed, t, run.clients, run.cohort or run.clients) for seed in run.seeds]
+    updates, _, _ = setup.clients.train(t, servers, cohorts)
+    return [setup.method.aggregate(s, u) for s, u in zip(servers, updates, strict=True)]
+
+
+def table(curves: Curves, digits: int, marks: Sequence[int] = (1, 5, 10, 20, 40)) -> list[str]:
+    """Markdown: the figures after some rounds and the last."""
+    length = len(next(iter(curves.values())))
+    shown = [m for m in sorted({*marks, length}) if m <= length]
+    body = [[name, *(f"{c[m - 1]:.{digits}f}" for m in shown)] for name, c in curves.items()]
+    return pages.lines(["round", *map(str, shown)], body)
+
+
+def picture(
+    curves: Curves, path: Path, *, label: str, scale: str, style: Callable[[str], dict[str, Any]]
+) -> None:
+    figure, (axis,) = panels(1)
+    for name, curve in curves.items():
+        axis.plot(range(1, len(curve) + 1), curve, label=name, **style(name))
+    axis.set(xlabel="round", ylabel=label, yscale=scale)
+    axis.legend(frameon=False)
+    axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)

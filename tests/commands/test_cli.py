@@ -1,0 +1,277 @@
+"""The commands as a user types them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import SMALL, corefed
+
+from corefed import __version__
+from corefed.methods import registry
+from corefed.methods.registry import METHODS
+from corefed.settings.config import resolve
+from corefed.training import record, rounds
+
+SUMMARY_KEYS = {
+    "schema", "method", "data", "partition", "clients", "rounds", "seeds", "config", "metrics",
+    "classes", "coreset", "cost", "environment",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "done"
+    result = corefed("run", *SMALL, "--seed", "0,1", "--out", folder)
+    assert result.code == 0, result.err
+    return folder
+
+
+def test_help_and_names_need_no_torch() -> None:
+    code = (
+        "import sys, corefed.commands.cli as c\n"
+        "for a in (['--help'], ['run', '--help'], ['methods'], ['--version']):\n"
+        "    try: c.main(a)\n"
+        "    except SystemExit as stop: assert stop.code == 0, (a, stop.code)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "coreset-pfedbayes" in done.stdout
+    assert __version__ in done.stdout
+
+
+def test_training_and_recording_need_torch_and_numpy_only(tmp_path: Path) -> None:
+    """A GPU machine that cannot install anything still trains: from Python, without checkpoints."""
+    code = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.split('.')[0] in ('safetensors', 'rich', 'typer', 'click', 'pooch',\n"
+        "                                  'sklearn', 'matplotlib', 'scipy'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "import corefed, pathlib\n"
+        "flags = dict(method='pfedbayes', data='synthetic-linear', rounds=1, checkpoint_every=0)\n"
+        "corefed.train(corefed.resolve(flags=flags), pathlib.Path(sys.argv[1]))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_the_folder_of_a_run(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary.keys() == SUMMARY_KEYS
+    assert (summary["schema"], summary["rounds"], summary["seeds"]) == (1, 2, [0, 1])
+    assert summary["partition"] == "shards-medium"
+    assert summary["config"]["device"] == "cpu"
+    for model in ("personal", "global", "localized"):
+        accuracy = summary["metrics"][f"{model}_accuracy"]
+        assert 0 <= accuracy["mean"] <= 1
+        assert len(accuracy["per_seed"]) == 2
+        assert {f"{model}_{m}" for m in ("nll", "ece", "brier")} <= summary["metrics"].keys()
+    lines = [json.loads(text) for text in (finished / "rounds.jsonl").read_text().splitlines()]
+    assert [each["round"] for each in lines] == [1, 2]
+    assert len(lines[1]["clients"]) == 2
+    assert len(lines[1]["clients"][0]) == 4
+    # 2 seeds x 2 rounds x 4 clients x (64-8-10 network: 2 x 610 float32)
+    assert summary["cost"]["bytes_up"] == summary["cost"]["bytes_down"] == 16 * 2 * 610 * 4
+    assert summary["cost"]["examples_processed"] == sum(sum(each["examples"]) for each in lines)
+    assert sorted(p.name for p in finished.iterdir()) == [
+        "checkpoint", "data.json", "experiment.toml", "fitted.safetensors", "held_out.safetensors",
+        "rounds.jsonl", "summary.json",
+    ]  # fmt: skip
+    assert [p.name for p in (finished / "checkpoint").iterdir()] == ["state.safetensors"]
+
+
+def test_experiment_toml_repeats_the_run(finished: Path, tmp_path: Path) -> None:
+    result = corefed("run", "--config", finished / "experiment.toml", "--out", tmp_path / "again")
+    assert result.code == 0, result.err
+    one, two = (record.read(path)[0] for path in (finished, tmp_path / "again"))
+    assert one["metrics"] == two["metrics"]
+    assert one["config"] == two["config"]
+    state = "checkpoint/state.safetensors"
+    assert (finished / state).read_bytes() == (tmp_path / "again" / state).read_bytes()
+
+
+def test_a_seed_does_not_depend_on_its_company(finished: Path) -> None:
+    """Seeds trained together differ from one alone by rounding only (other shapes, same draws)."""
+    alone = rounds.train(resolve(finished / "experiment.toml", {"seeds": "1"})).summary["metrics"]
+    together = record.read(finished)[0]["metrics"]
+    for name in ("personal_nll", "global_nll", "localized_nll"):
+        assert alone[name]["mean"] == pytest.approx(together[name]["per_seed"][1], rel=1e-4)
+
+
+def test_without_a_folder_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = {"method": "pfedbayes", "clients": 2, "rounds": 1, "local_steps": 1, "hidden": "4"}
+    trained = rounds.train(resolve(flags=flags))
+    assert trained.finished
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_seeds_by_repetition_and_by_comma() -> None:
+    result = corefed("run", *SMALL, "--seed", "0", "--seed", "0")
+    assert result.code == 2
+    assert "seeds is 0,0; it must be" in result.err
+
+
+def test_json_prints_the_summary_and_nothing_else(tmp_path: Path) -> None:
+    result = corefed("run", *SMALL, "--json", "--out", tmp_path / "run")
+    assert json.loads(result.out).keys() == SUMMARY_KEYS
+    assert result.err == ""
+
+
+def test_quiet_prints_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = corefed("run", *SMALL, "--quiet")
+    assert result.out.startswith("runs/digits-pfedbayes-")
+    assert result.err == ""
+    assert Path(result.out.strip(), "summary.json").exists()
+
+
+def test_a_talkative_run_ends_with_table_and_folder(tmp_path: Path) -> None:
+    result = corefed("run", *SMALL, "--out", tmp_path / "run")
+    assert "personal" in result.out
+    assert "localized" in result.out
+    assert f"written to {tmp_path / 'run'}" in result.out
+    assert "round 2/2" in result.err
+
+
+def test_resuming_a_finished_run_changes_nothing_but_time(finished: Path) -> None:
+    before = record.read(finished)[0]
+    assert corefed("run", "--resume", finished, "--json").code == 0
+    assert record.read(finished)[0]["metrics"] == before["metrics"]
+
+
+def test_resume_with_more_rounds_goes_on(tmp_path: Path) -> None:
+    corefed("run", *SMALL, "--out", tmp_path / "run")
+    assert corefed("run", "--resume", tmp_path / "run", "--rounds", 4, "-q").code == 0
+    corefed("run", *SMALL, "--rounds", 4, "--out", tmp_path / "whole")
+    grown, whole = (record.read(tmp_path / name)[0] for name in ("run", "whole"))
+    assert grown["rounds"] == 4
+    assert grown["metrics"] == whole["metrics"]
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Ctrl-C as Python takes it; a shell has what it runs in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
+def test_ctrl_c_finishes_the_round_and_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = rounds._round
+
+    def interrupted(*arguments: object) -> object:
+        signal.raise_signal(signal.SIGINT)
+        return inner(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds, "_round", interrupted)
+        result = corefed("run", *SMALL, "--set=checkpoint_every=9", "--out", tmp_path / "run")
+    assert result.code == 130
+    assert f"stopped after round 1; go on with: corefed run --resume {tmp_path}" in result.err
+    assert corefed("compare", tmp_path / "run").code == 0
+    assert corefed("run", "--resume", tmp_path / "run", "-q").code == 0
+    corefed("run", *SMALL, "--out", tmp_path / "whole")
+    resumed, whole = (record.read(tmp_path / name)[0] for name in ("run", "whole"))
+    assert resumed["metrics"] == whole["metrics"]
+
+
+@pytest.mark.usefixtures("heard")
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object) -> object:
+        """Raised in this thread: another one could still hold the first when the second comes."""
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError
+
+    monkeypatch.setattr(rounds, "_round", interrupted)
+    result = corefed("run", *SMALL, "--out", tmp_path / "run")
+    assert result.code == 130
+    assert "stopped inside a round; go on with" in result.err
+
+
+@pytest.mark.usefixtures("heard")
+def test_ctrl_c_while_loading_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "prepare", lambda *_: signal.raise_signal(signal.SIGINT))
+    result = corefed("run", *SMALL, "--out", tmp_path / "run")
+    assert result.code == 130
+    assert result.err == "nothing written\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_compare(finished: Path, tmp_path: Path) -> None:
+    corefed("run", *SMALL, "--method=random-subset", "--fraction=0.5", "--out", tmp_path / "half")
+    picture = tmp_path / "curves.png"
+    result = corefed("compare", finished, tmp_path / "half", "--plot", picture)
+    assert result.code == 0, result.err
+    assert "pfedbayes" in result.out
+    assert "random-subset" in result.out
+    assert "±" in result.out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    both = json.loads(corefed("compare", finished, tmp_path / "half", "--json").out)
+    assert [each["coreset"]["fraction"] for each in both] == [1.0, 0.5]
+    assert both[0]["folder"] == str(finished)
+    bad = corefed("compare", finished, "--plot", tmp_path / "curves.nonsense")
+    assert bad.code == 2
+    assert "Cannot write the picture" in bad.err
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_lists_every_setting(method: str) -> None:
+    assert method in corefed("methods").out
+    text = corefed("methods", method).out
+    settings = [field.name for field in dataclasses.fields(registry.config_class(method))]
+    assert settings
+    assert all(name in text for name in (*settings, "local_steps"))
+
+
+def test_datasets() -> None:
+    assert "digits" in corefed("datasets").out
+    shown = corefed("datasets", "--show", "digits", "--partition", "labels:2", "--clients", 5)
+    assert shown.code == 0
+    assert "labels:2" in shown.out
+    assert corefed("datasets", "--show", "synthetic-linear").code == 0
+
+
+@pytest.mark.parametrize("data", ["synthetic-linear", "synthetic-regression"])
+def test_regression(data: str, tmp_path: Path) -> None:
+    result = corefed("run", *SMALL, "--data", data, "--seed=0,1", "--json", "--out", tmp_path / "r")
+    assert result.code == 0, result.err
+    metrics = json.loads(result.out)["metrics"]
+    assert metrics["personal_rmse"]["mean"] > 0
+    assert "personal_accuracy" not in metrics
+    assert "RMSE" in corefed("compare", tmp_path / "r").out
+
+
+@pytest.mark.parametrize("extra", [("--set=cohort=2",), ("--set=runtime=loop",)])
+def test_cohorts_and_the_loop(extra: tuple[str, ...], tmp_path: Path) -> None:
+    result = corefed("run", *SMALL, *extra, "--json", "--out", tmp_path / "run")
+    assert result.code == 0, result.err
+
+
+def test_divergence_is_told_and_what_was_recorded_kept(tmp_path: Path) -> None:
+    result = corefed(
+        "run", *SMALL, "--rounds=50", "--set=optimizer=sgd", "--set=eta_1=1e30",
+        "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert result.code == 2
+    assert "Training diverged: in round" in result.err

@@ -1,0 +1,411 @@
+"""Tables as data: columns to features, whatever their order, and what is fixed on training rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from corefed.base.errors import UserError
+from corefed.data import (
+    cells,
+    clients,
+    columns,
+    npz,
+    partition,
+    scaling,
+    sources,
+    table,
+    validation,
+)
+from corefed.data.columns import Column
+from corefed.data.dataset import Dataset
+from corefed.data.datasets import load
+from corefed.data.preparation import Preparation, Scale
+from corefed.data.table import Settings
+from corefed.settings.config import Run, resolve
+from corefed.training import setup
+
+HEADER = ("sex", "age", "site", "outcome", "code")
+ROWS = [
+    ("f", "30", "north", "ill", "1"),
+    ("m", "", "south", "well", "2"),
+    ("f", "50", "north", "well", "1"),
+    ("", "40", "south", "ill", "3"),
+    ("f", "20", "north", "", "2"),
+    ("m", "60", "", "ill", "2"),
+]
+
+
+def write(path: Path, header: Any = HEADER, rows: Any = ROWS, sign: str = ",") -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=sign).writerows([header, *rows])
+    return path
+
+
+def read(path: Path, target: str = "outcome", client: str = "site", **more: Any) -> Dataset:
+    return table.read(path, Settings(target, client, **more), 4096)
+
+
+def same(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return torch.allclose(one, two, rtol=0, atol=0, equal_nan=True)
+
+
+# --- features by hand -----------------------------------------------------------------------------
+
+
+def test_features_by_hand(tmp_path: Path) -> None:
+    """Columns in alphabetical order; text one-hot; what some rows lack has a feature of its own."""
+    data = read(write(tmp_path / "a.csv"), categorical=("code",))
+    assert data.columns == (
+        "age", "age missing", "code=1", "code=2", "code=3", "sex=f", "sex=m", "sex missing",
+    )  # fmt: skip
+    nan = math.nan
+    expected = [
+        [30, 0, 1, 0, 0, 1, 0, 0],
+        [nan, 1, 0, 1, 0, 0, 1, 0],
+        [50, 0, 1, 0, 0, 1, 0, 0],
+        [40, 0, 0, 0, 1, 0, 0, 1],
+    ]
+    assert same(data.x, torch.tensor(expected, dtype=torch.float64))
+    assert data.labels == ("ill", "well") and data.y.tolist() == [0, 1, 1, 0]
+    assert data.group_names == ("north", "south")
+    assert data.groups is not None and data.groups.tolist() == [0, 1, 0, 1]
+    said = " ".join(data.notes)
+    assert "'outcome' has 2 classes: ill, well." in said
+    assert "1 of 6 rows have no target" in said and "1 of 6 rows have no client" in said
+    assert "1 in 'age'" in said and "1 in 'sex'" in said
+
+
+def test_ignored_columns_and_no_clients(tmp_path: Path) -> None:
+    data = read(write(tmp_path / "a.csv"), client="", ignore=("site", "code"))
+    assert data.columns == ("age", "age missing", "sex=f", "sex=m", "sex missing")
+    assert data.groups is None and len(data.y) == 5
+
+
+@pytest.mark.parametrize("sign", [";", "\t"])
+def test_other_separators_are_read_and_said(tmp_path: Path, sign: str) -> None:
+    comma, other = write(tmp_path / "a.csv"), write(tmp_path / "b.csv", sign=sign)
+    one, two = read(comma), read(other)
+    assert same(one.x, two.x)
+    assert "separated by" in two.notes[0]
+
+
+def test_parquet_is_the_same_table(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    typed = {
+        "sex": arrow.array([row[0] or None for row in ROWS]).dictionary_encode(),
+        "age": arrow.array([float(row[1]) if row[1] else None for row in ROWS]),
+        "site": arrow.array([row[2] or None for row in ROWS]),
+        "outcome": arrow.array([row[3] or None for row in ROWS]),
+        "code": arrow.array([int(row[4]) for row in ROWS], arrow.int32()),
+        "notes.taken": arrow.array([[1]] * 6),
+        "seen": arrow.array([0] * 6, arrow.timestamp("s")),
+    }
+    parquet.write_table(arrow.table(typed), tmp_path / "a.parquet", row_group_size=2)
+    ignored = ("notes.taken", "seen")
+    one = read(tmp_path / "a.parquet", categorical=("code",), ignore=ignored)
+    two = read(write(tmp_path / "a.csv"), categorical=("code",))
+    assert one.columns == two.columns and one.labels == two.labels
+    assert same(one.x, two.x) and torch.equal(one.y, two.y)
+    with pytest.raises(UserError, match=r"'notes.taken' of .* has nested or binary values"):
+        read(tmp_path / "a.parquet", ignore=("seen",))
+    with pytest.raises(UserError, match=r"'seen' of .* has dates; turn them into numbers"):
+        read(tmp_path / "a.parquet", ignore=("notes.taken",))
+
+
+def test_names_of_numbers() -> None:
+    """2.0 is 2 everywhere; other text is a name as it is written."""
+    named = ["2", " 2.0 ", "2.00", "02", "2.5", "-1.0", "x.0", "1e3"]
+    assert [cells.named(each) for each in named] == [
+        "2", "2", "2", "02", "2.5", "-1", "x.0", "1e3",
+    ]  # fmt: skip
+    assert sources.names(np.array([2.0, 2.5, math.nan, -1.0])) == ["2", "2.5", "", "-1"]
+    values, texts = sources.numbers(["1", "1_0", "", "NA", " 3 ", "x"])
+    assert texts == [1, 5]
+    assert [None if math.isnan(v) else v for v in values] == [1, None, None, None, 3, None]
+
+
+# --- what is learnt -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("targets", "task", "classes"),
+    [
+        (["a", "b"] * 30, "auto", 2),
+        (["0", "1", "2"] * 20, "auto", 3),
+        (["0.0", "1.0"] * 30, "auto", 2),
+        ([str(i) for i in range(60)], "auto", 0),  # whole, but many
+        (["0.5", "1"] * 30, "auto", 0),
+        (["0", "1"] * 30, "regression", 0),
+        ([str(i % 30) for i in range(60)], "classification", 30),
+        (["1", "2", "x"] * 20, "auto", 3),
+        ([f"class {i % 25}" for i in range(60)], "auto", 25),
+    ],
+)
+def test_task(tmp_path: Path, targets: list[str], task: str, classes: int) -> None:
+    rows = [(str(i * i), each) for i, each in enumerate(targets)]
+    data = read(write(tmp_path / "a.csv", ("x", "y"), rows), "y", "", task=task)
+    assert data.classes == classes
+    if not classes:
+        assert data.y.flatten().tolist() == pytest.approx([float(each) for each in targets])
+    else:
+        assert [data.labels[i] for i in data.y.tolist()] == [cells.named(t) for t in targets]
+    assert any(("regression" in note) == (not classes) for note in data.notes)
+
+
+def test_small_clients_are_left_out_and_named(tmp_path: Path) -> None:
+    sites = ["a"] * 12 + ["b"] * 3 + ["c"] * 12
+    rows = [(str(i), site, "xy"[i % 2]) for i, site in enumerate(sites)]
+    path = write(tmp_path / "a.csv", ("v", "site", "y"), rows)
+    reading = Settings("y", "site", smallest_client=10)
+    data = load(f"table:{path}", reading=reading)
+    assert data.group_names == ("a", "c") and len(data.y) == 24
+    assert data.groups is not None and data.groups.tolist() == [0] * 12 + [1] * 12
+    assert "1 of 3 clients have fewer than 10 points and are left out: b." in data.notes
+    with pytest.raises(UserError, match=r"No client of .* has 20 points; the largest has 12"):
+        load(f"table:{path}", reading=reading._replace(smallest_client=20))
+
+
+# --- properties -----------------------------------------------------------------------------------
+
+VALUES = {
+    "a": st.sampled_from(["", "1", "2.5", "-3", "1e2"]),
+    "b": st.sampled_from(["", "x", "y", " x", "z"]),
+    "c": st.integers(-5, 5).map(str),
+    "site": st.sampled_from(["p", "q", ""]),
+    "y": st.sampled_from(["u", "v", ""]),
+}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    rows=st.lists(st.fixed_dictionaries(VALUES), min_size=3, max_size=25),
+    order=st.permutations(list(VALUES)),
+    block=st.integers(1, 9),
+)
+def test_reading_is_independent_of_column_order_and_blocks(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[dict[str, str]],
+    order: list[str],
+    block: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("order")
+    paths = []
+    for number, names in enumerate((list(VALUES), order)):
+        body = [[row[name] for name in names] for row in rows]
+        paths.append(write(folder / f"{number}.csv", names, body))
+
+    def outcome(path: Path) -> Any:
+        try:
+            found = read(path, "y", "site")
+        except UserError as error:
+            return str(error).replace(str(path), "PATH")
+        return found
+
+    before = sources.BLOCK
+    one = outcome(paths[0])
+    try:
+        sources.BLOCK = block
+        two = outcome(paths[1])
+    finally:
+        sources.BLOCK = before
+    if isinstance(one, str) or isinstance(two, str):
+        assert isinstance(one, str) and isinstance(two, str)
+        return
+    assert one.columns == two.columns and one.labels == two.labels
+    assert same(one.x, two.x) and torch.equal(one.y, two.y) and torch.equal(one.groups, two.groups)
+    assert one.group_names == two.group_names
+
+
+def dataset(n: int = 40, seed: int = 0) -> Dataset:
+    """Two numbers, one of them often missing, a constant and a one-hot pair; two clients."""
+    draws = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 6, generator=draws, dtype=torch.float64) * 30 + 1000
+    x[:, 1][torch.rand(n, generator=draws) < 0.3] = math.nan
+    x[:, 2] = x[:, 1].isnan()
+    x[:, 3] = 7.1
+    x[:, 4] = (torch.rand(n, generator=draws) < 0.5).double()
+    x[:, 5] = 1 - x[:, 4]
+    layout = (Column("a"), Column("b", (), True), Column("c"), Column("d", ("u", "v")))
+    groups = torch.arange(n) % 2
+    y = torch.randn(n, 1, generator=draws) * 5 + 100
+    return Dataset(
+        "made", x, y, 0, groups, group_names=("p", "q"), standardise=True,
+        layout=columns.Layout(layout, "y", "site", (), ()),
+    )  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), scale=st.sampled_from(["features", "client"]))
+def test_scaled_features_have_mean_0_and_std_1(seed: int, scale: str) -> None:
+    """Over all training points, or each client's own; categories and test points are left alone."""
+    data = dataset(seed=seed)
+    splits = partition.split("natural", data, 2, 0)
+    (found,) = clients.federate(data, splits, scale=scale, names=("p", "q")).preparations
+    parts = [found.scaled(data.x[one.train], name) for one, name in zip(splits, "pq", strict=True)]
+    for each in [torch.cat(parts)] if scale == "features" else parts:
+        every = each.double()
+        assert every[:, 0].mean().item() == pytest.approx(0, abs=1e-6)
+        assert every[:, 0].std(correction=0).item() == pytest.approx(1, abs=1e-6)
+        there = every[:, 1][every[:, 2] == 0]
+        # The missing ones are the mean of the others, which is 0.
+        assert there.mean().item() == pytest.approx(0, abs=1e-6)
+        assert there.std(correction=0).item() == pytest.approx(1, abs=1e-6)
+        assert (every[:, 1][every[:, 2] == 1] == 0).all()
+        assert (every[:, 3] == 0).all()  # constant: centred only
+        assert set(every[:, 4].tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("scale", scaling.SCALES)
+def test_preparation_round_trips(scale: str) -> None:
+    data = dataset()
+    splits = partition.split("natural", data, 2, 0)
+    federated = clients.federate(data, splits, scale=scale, names=("p", "q"))
+    (found,) = federated.preparations
+    again = Preparation.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert again == found
+    raw = data.x[splits[1].test]
+    assert torch.equal(again.scaled(raw, "q"), federated.test.x[1, : len(raw)])
+    assert again.scaled(raw, "q").isfinite().all()
+
+
+def test_older_preparations_are_read() -> None:
+    """data.json of a run before there were tables."""
+    old = {"shape": [3], "labels": ["a", "b"], "targets": [], "mean": [1.0], "std": [2.0]}
+    found = Preparation.from_dict(old)
+    assert found.scaled(torch.tensor([[1.0, 3.0, 5.0]])).tolist() == [[0, 1, 2]]
+
+
+def test_missing_numbers_become_the_training_mean() -> None:
+    """Where features are not scaled one by one; the mean is that of training points alone."""
+    x = torch.tensor([[1.0], [3.0], [math.nan], [1000.0]], dtype=torch.float64)
+    layout = columns.Layout((Column("a"),), "y", "", (), ())
+    data = Dataset("made", x, torch.zeros(4, 1), 0, layout=layout)
+    split = partition.Split(torch.tensor([0, 1, 2]), torch.tensor([3]))
+    found = clients.federate(data, [split], scale="unit")
+    assert found.train.x[0].flatten().tolist() == [1, 3, 2]
+    assert found.test.x[0].flatten().tolist() == [1000]
+
+
+def test_a_category_without_training_points_stays_0() -> None:
+    x = torch.tensor([[1.0, 0], [1, 0], [0, 1]], dtype=torch.float64)
+    layout = columns.Layout((Column("a", ("u", "v")),), "y", "", (), ())
+    data = Dataset("made", x, torch.zeros(3, 1), 0, layout=layout)
+    split = partition.Split(torch.tensor([0, 1]), torch.tensor([2]))
+    found = clients.federate(data, [split], scale="features")
+    assert found.preparations[0].unseen == (1,)
+    assert found.test.x[0].tolist() == [[0, 0]]
+
+
+def test_a_new_client_has_a_scale_of_its_own() -> None:
+    known = Preparation((1,), clients={"p": Scale((0.0,), (1.0,))})
+    x = torch.tensor([[1.0], [3.0]])
+    assert scaling.known_to(known, "p", x, torch.tensor([True])) is known
+    found = scaling.known_to(known, "new", x, torch.tensor([True]))
+    assert found.clients["new"] == Scale((2.0,), (1.0,))
+    assert scaling.known_to(Preparation((1,)), "new", x, torch.tensor([True])) == Preparation((1,))
+
+
+def test_targets_are_standardised_to_train_on_and_kept_to_test() -> None:
+    data = dataset()
+    splits = partition.split("natural", data, 2, 0)
+    federated = clients.federate(data, splits, scale="features", names=("p", "q"))
+    rows = torch.cat([one.train for one in splits])
+    mean, std = data.y[rows].double().mean().item(), data.y[rows].double().std(correction=0).item()
+    (found,) = federated.preparations
+    assert found.target_mean == pytest.approx((mean,)) and found.target_std == pytest.approx((std,))
+    real = federated.train.weight[0] > 0
+    expected = (data.y[splits[0].train] - mean) / std
+    assert torch.allclose(federated.train.y[0][real], expected, atol=1e-5)
+    assert (federated.train.y[0][~real] == 0).all()
+    assert torch.equal(federated.test.y[0, : len(splits[0].test)], data.y[splits[0].test])
+
+
+# --- .npz -----------------------------------------------------------------------------------------
+
+
+def test_npz_makes_clients_of_an_array(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 3)), np.arange(60) % 2
+    whose = np.array(["north", "south", "east"])[np.arange(60) % 3]
+    np.savez(tmp_path / "a.npz", X=x, y=y, groups=whose)
+    concrete = setup.concrete(resolve(None, {"data": f"npz:{tmp_path / 'a.npz'}"})).run
+    assert (concrete.partition, concrete.client_column, concrete.scale) == (
+        "natural", "groups", "features",
+    )  # fmt: skip
+    data = setup.load(concrete)
+    assert data.names == ["east", "north", "south"]
+    assert data.train.x.shape[0] == 3
+    iid = setup.concrete(
+        resolve(None, {"data": f"npz:{tmp_path / 'a.npz'}", "partition": "iid", "clients": 4})
+    ).run
+    assert iid.client_column == "" and len(setup.load(iid).names) == 4
+
+
+def test_npz_with_train_and_test_clients(tmp_path: Path) -> None:
+    x, y = np.arange(40.0).reshape(20, 2), np.linspace(0, 1, 20)
+    whose = np.arange(20) % 2
+    np.savez(
+        tmp_path / "a.npz", X_train=x, y_train=y, client_train=whose, X_test=x, y_test=y,
+        client_test=whose,
+    )  # fmt: skip
+    data = load(f"npz:{tmp_path / 'a.npz'}", reading=Settings(client_column="client"))
+    assert data.group_names == ("0", "1") and data.standardise
+    assert data.held_out is not None and data.held_out.tolist() == [False] * 20 + [True] * 20
+    with pytest.raises(UserError, match="no array 'site_train' to make clients of"):
+        load(f"npz:{tmp_path / 'a.npz'}", reading=Settings(client_column="site"))
+
+
+def test_npz_task(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", X=np.ones((9, 2)), y=np.arange(9))
+    path = tmp_path / "a.npz"
+    assert npz.read(path, 100).classes == 9
+    assert npz.read(path, 100, task="regression").y.shape == (9, 1)
+
+
+# --- validation -----------------------------------------------------------------------------------
+
+
+def test_warnings_by_hand(tmp_path: Path) -> None:
+    rows = [
+        (str(i), "7", "" if i % 3 else "1", "ab"[i >= 30], "xyz"[2 if i == 39 else i < 30])
+        for i in range(40)
+    ]
+    path = write(tmp_path / "a.csv", ("id", "same", "rare", "site", "y"), rows)
+    found = " ".join(validation.warnings(read(path, "y")))
+    assert "Columns that never change teach nothing: same." in found
+    assert "'id' has another whole number in every row" in found
+    assert "Columns that most rows lack: rare (65 %)." in found
+    assert "Classes with fewer than 10 points: x (9), z (1)." in found
+    assert "Clients with fewer than 50 points: a (30), b (10)." in found
+    assert "Classes that one client alone has: x (b), y (a), z (b)." in found
+    assert "Clients whose points all have one class: a." in found
+
+
+def test_identifiers_of_more_rows_than_values_are_counted(tmp_path: Path) -> None:
+    """Numbers of rows are told from measurements that are whole numbers too."""
+    rows = [(i, i // 2 * 7, "ab"[i % 2]) for i in range(21_000)]
+    found = validation.warnings(read(write(tmp_path / "a.csv", ("id", "pay", "y"), rows), "y", ""))
+    assert [note for note in found if "identifier" in note] == [
+        "'id' has another whole number in every row, as an identifier has; "
+        "--set ignore=id leaves it out."
+    ]
+
+
+def test_own_data_learn_their_noise() -> None:
+    """Unless the user says anything about it."""
+    assert resolve(None, {"data": "table:a.csv"}).run.learn_noise
+    assert resolve(None, {"data": "table:a.csv"}).run.noise == 0.5
+    assert not resolve(None, {"data": "table:a.csv", "noise": 1.0}).run.learn_noise
+    assert resolve(None, {"data": "digits"}).run == Run()

@@ -1,0 +1,519 @@
+"""The programs around Flower, each by itself: fence, sandbox, nursery, SuperNode's waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from corefed.federation.engine import bell, fence, node, patching, sandbox, warm
+from corefed.federation.engine.sandbox import Order
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    return tmp_path
+
+
+# Fence
+
+
+def asked(
+    path: str,
+    peer: tuple[str, int] | None = ("10.0.0.7", 1),
+    pieces: Iterable[bytes] = (b"",),
+    headers: Iterable[tuple[bytes, bytes]] = (),
+    kind: str = "http",
+    most: int = 100,
+) -> tuple[int | str, int]:
+    """What the fence answers, and how many bytes the application behind it was given."""
+    sent: list[Any] = []
+    taken = 0
+    left = list(pieces)
+
+    async def receive() -> dict[str, Any]:
+        body = left.pop(0) if left else b""
+        return {"type": "http.request", "body": body, "more_body": bool(left)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal taken
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise RuntimeError("what Flower makes of it")
+            taken += len(message["body"])
+            if not message["more_body"]:
+                break
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    scope = {"type": kind, "path": path, "client": peer, "headers": list(headers)}
+    asyncio.run(fence.Fence(app, most)(scope, receive, send))
+    return sent[0].get("status", sent[0]["type"]), taken
+
+
+@pytest.mark.parametrize("path", ["/v1/fleet/pull-messages", "/health"])
+def test_other_machines_may_ask_for_this(path: str) -> None:
+    assert asked(path) == (200, 0)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/openapi.json", "/health/x",
+     "/v1/fleet", "//v1/fleet/x", "/V1/fleet/x", "", "/v2/control/start-run"],
+)  # fmt: skip
+def test_other_machines_may_not_ask_for_anything_else(path: str, home: Path) -> None:
+    assert asked(path)[0] == 403
+    assert asked(path, ("127.0.0.1", 1))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("peer", "here"),
+    [
+        (("127.0.0.1", 1), True),
+        (("127.8.9.1", 1), True),
+        (("::1", 1), True),
+        (("::ffff:127.0.0.1", 1), True),
+        (("::ffff:10.0.0.1", 1), False),
+        (("10.0.0.1", 1), False),
+        (("localhost", 1), False),
+        (("", 1), False),
+        (None, False),
+    ],
+)
+def test_who_is_on_this_machine(peer: tuple[str, int] | None, here: bool) -> None:
+    assert fence.local(peer) == here
+
+
+def test_a_socket_is_no_way_around() -> None:
+    assert asked("/v1/fleet/x", kind="websocket")[0] == "websocket.close"
+
+
+def test_bodies_are_bounded_by_what_they_say_and_by_what_they_are() -> None:
+    path = "/v1/fleet/push-object"
+    assert asked(path, headers=[(b"content-length", b"100")], pieces=[b"x" * 100]) == (200, 100)
+    assert asked(path, headers=[(b"Content-Length", b"101")]) == (413, 0)
+    assert asked(path, pieces=[b"x" * 60] * 2) == (413, 60)  # no length, or a wrong one
+    assert asked(path, pieces=[b"x" * 60] * 2, headers=[(b"content-length", b"1")]) == (413, 60)
+    assert asked(path, ("127.0.0.1", 1), pieces=[b"x" * 60] * 2) == (413, 60)  # ours as well
+
+
+def test_a_run_that_is_started_wakes_who_waits_for_it(home: Path) -> None:
+    waiting = bell.Bell()
+    asked("/v1/control/list-runs", ("127.0.0.1", 1))
+    asked(fence.START)  # refused
+    assert not rung(waiting)
+    asked(fence.START, ("127.0.0.1", 1))
+    assert rung(waiting)
+
+
+# The bell
+
+
+def rung(waiting: bell.Bell) -> bool:
+    """Whether it was rung before; far below Flower's second between questions, if so."""
+    began = time.monotonic()
+    waiting.wait(0.2)
+    return time.monotonic() - began < 0.15
+
+
+def test_a_bell_is_heard_once_however_often_it_was_rung(home: Path) -> None:
+    waiting = bell.Bell()
+    assert not rung(waiting)
+    bell.ring()
+    bell.ring()
+    assert rung(waiting)
+    assert not rung(waiting)
+    assert not rung(bell.Bell())  # of a process that is started later
+    threading.Timer(0.1, bell.ring).start()
+    began = time.monotonic()
+    waiting.wait(30)
+    assert time.monotonic() - began < 15
+
+
+def test_without_a_bell_there_is_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "missing"))
+    waiting = bell.Bell()
+    bell.ring()
+    assert not rung(waiting)
+
+
+class Known:
+    """As much of Flower's state as the fence asks."""
+
+    def get_node_info(self, node_ids: list[int]) -> list[Any]:
+        return [SimpleNamespace(name={7: "alice", 8: "bob"}[node_ids[0]])]
+
+
+def test_replies_are_of_the_client_that_sends_them_and_of_bounded_length(tmp_path: Path) -> None:
+    from fastapi import HTTPException
+
+    (tmp_path / "message_limit").write_text("1000")
+    replies = fence.Replies(tmp_path, {}, threading.Lock())
+    response = SimpleNamespace(objects_to_push=["object"])
+    messages = replies.push_messages(lambda request, state: response)
+    objects = replies.push_object(lambda request, state: "stored")
+
+    def reply(node_id: int, *senders: int) -> Any:
+        metadata = [SimpleNamespace(metadata=SimpleNamespace(src_node_id=s)) for s in senders]
+        sender = SimpleNamespace(node_id=node_id)
+        return messages(request=SimpleNamespace(node=sender, messages_list=metadata), state=Known())
+
+    def piece(node_id: int, length: int) -> Any:
+        sender = SimpleNamespace(node_id=node_id)
+        return objects(
+            request=SimpleNamespace(node=sender, object_content=bytes(length)), state=Known()
+        )
+
+    def refused() -> list[tuple[str, str]]:
+        lines = (tmp_path / "refused.jsonl").read_text().splitlines()
+        return [(row["client"], row["reason"]) for row in map(json.loads, lines)]
+
+    for senders in ((8,), (7, 7), ()):
+        with pytest.raises(HTTPException) as caught:
+            reply(7, *senders)
+        assert caught.value.status_code == 403
+    assert refused() == [("alice", "it sent a reply in another client's name")] * 3
+
+    assert reply(7, 7) is response
+    whole = 1000 + fence.ENVELOPE
+    assert piece(7, whole) == "stored"
+    assert piece(8, whole) == "stored"  # each has its own
+    for _ in range(2):
+        with pytest.raises(HTTPException) as caught:
+            piece(7, 1)
+        assert caught.value.status_code == 413
+    assert refused()[3:] == [("alice", "its message has more than the 1000 bytes allowed")]
+    assert reply(7, 7) is response  # the next reply has its own bound
+    assert piece(7, whole) == "stored"
+
+
+# Fail closed
+
+
+def test_a_flower_without_a_name_that_must_be_replaced_stops_the_program() -> None:
+    module = ModuleType("flwr.some.module")
+    with pytest.raises(SystemExit, match=r"it has no flwr.some.module.install_from_fab"):
+        patching.replace(module, install_from_fab=None)
+    with pytest.raises(SystemExit, match="takes no initial_backoff"):
+        patching.default(lambda: None, initial_backoff=1)
+
+
+def test_another_flower_stops_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    import flwr
+
+    patching.check_version()
+    monkeypatch.setattr(flwr, "__version__", "1.42.0")
+    with pytest.raises(SystemExit, match=r"corefed runs on flwr 1.41, and this is 1.42.0"):
+        sandbox.prepare(sandbox.CLIENT)
+
+
+def in_a_process(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_what_a_task_would_install_and_load_is_replaced() -> None:
+    """Every name by which Flower's runners reach a bundle leads elsewhere."""
+    code = """
+from importlib import import_module
+from corefed.federation.engine import sandbox
+sandbox.prepare(sandbox.CLIENT)
+client = import_module("flwr.supernode.runtime.run_clientapp")
+import corefed.federation.flower as ours
+load = client.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+assert load("evil/app", "1.0", "hash") is ours.client_app
+assert client.install_from_fab(b"evil", skip_prompt=True) is None
+sandbox.prepare(sandbox.SERVER)
+server = import_module("flwr.superlink.runtime.run_serverapp")
+assert server.install_from_fab(b"evil", skip_prompt=True) is None
+assert server.get_fused_config_from_dir("anywhere", {"run": "x"}) == {"run": "x"}
+called = []
+ours.server_app = lambda grid, context: called.append((grid, context))
+assert server.run_(grid=1, context=2, server_app_dir="evil", server_app_attr="evil:app") == 2
+assert called == [(1, 2)]
+print("ok")
+"""
+    assert in_a_process(code) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("variable", "kind"),
+    [
+        ("COREFED_CLIENT", "flwr-serverapp"),
+        ("COREFED_CLIENT", "flwr-agentapp"),
+        ("COREFED_CLIENT", "flwr-simulation"),
+        ("COREFED_SERVER", "flwr-clientapp"),
+        ("COREFED_SERVER", "flwr-model"),
+    ],
+)
+def test_other_kinds_of_tasks_are_not_done(
+    monkeypatch: pytest.MonkeyPatch, variable: str, kind: str
+) -> None:
+    for each in ("COREFED_CLIENT", "COREFED_SERVER"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(variable, "/somewhere")
+    with pytest.raises(SystemExit, match="is not done here"):
+        sandbox.do(Order(kind, "127.0.0.1:1", "token", True, None, os.getpid()))
+    ours, theirs = socket.socketpair()
+    executor = warm.Executor(ours)
+    theirs.send(warm.READY)
+    kinds: Any = {"flwr-clientapp", "flwr-serverapp", "flwr-agentapp", "flwr-simulation"}
+    assert executor.get_eligible_capacity(kinds) == ({sandbox.allowed()}, set())
+    spec: Any = SimpleNamespace(task_type=kind)
+    assert executor.launch(spec).status == "failed"
+    executor.close()
+    theirs.close()
+
+
+def test_orders_travel_whole() -> None:
+    order = Order("flwr-clientapp", "127.0.0.1:1", "to\nken", True, None, 7)
+    text = order.to_json()
+    assert "\n" not in text
+    assert Order.from_json(text) == order
+
+
+# The nursery, with tasks of our own
+
+NURSERY = """
+import os, socket, sys, time
+from corefed.federation.engine import sandbox, warm
+os.environ["COREFED_CLIENT"] = "/nowhere"
+sandbox.prepare = lambda kind: None
+warm._import_all = lambda: None
+
+def do(order):
+    import random, torch
+    drawn = torch.rand(1).item(), random.random()
+    os.write(1, "{} {} {} {} {}\\n".format(order.token, os.getpid(), os.getppid(), *drawn).encode())
+    if order.token == "hangs":
+        time.sleep(600)
+    if order.token == "fails":
+        raise ValueError("of the task")
+    sys.exit(3)
+
+sandbox.do = do
+ours = socket.socket(fileno=int(sys.argv[1]))
+warm.serve(ours)
+"""
+
+
+def test_the_nursery_forks_tasks_and_ends_with_them() -> None:
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-c", NURSERY, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    theirs.close()
+    assert ours.recv(1) == warm.READY
+    tokens = ("one", "two", "fails", "hangs", "hangs")
+    orders = [Order("flwr-clientapp", "x", token, True, None, 1) for token in tokens]
+    text = "".join(order.to_json() + "\n" for order in orders).encode()
+    ours.sendall(text[:50])  # in pieces, as a stream may bring them
+    ours.sendall(text[50:])
+    assert process.stdout is not None
+    assert process.stderr is not None
+    rows = [process.stdout.readline().split() for _ in orders]
+    assert sorted(row[0] for row in rows) == ["fails", "hangs", "hangs", "one", "two"], rows
+    assert {int(row[2]) for row in rows} == {process.pid}
+    assert len({row[1] for row in rows}) == len({row[3] for row in rows}) == len(orders)
+    assert len({row[4] for row in rows}) == len(orders)  # no two draw the same numbers
+    hanging = [int(row[1]) for row in rows if row[0] == "hangs"]
+    os.kill(hanging[0], signal.SIGKILL)
+    os.kill(process.pid, signal.SIGTERM)  # which is not for it to follow
+    time.sleep(1.0)
+    assert process.poll() is None
+    ours.close()
+    assert process.wait(10) == 0
+    words = process.stderr.read()
+    assert "ValueError: of the task" in words
+    assert "a task was ended by SIGKILL (out of memory?)" in words
+    with pytest.raises(ProcessLookupError):
+        os.kill(hanging[1], 0)
+    process.stdout.close()
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("variable", ["COREFED_CLIENT", "COREFED_SERVER"])
+def test_what_a_nursery_imports_starts_nothing(variable: str) -> None:
+    """A fork has one thread, and no GPU that was in use before it."""
+    code = """
+import threading
+from flwr.supercore.cli import flower_superexec
+from flwr.supercore.superexec import run_superexec
+from corefed.federation.engine import sandbox, warm
+sandbox.prepare(sandbox.allowed())
+warm._import_all()
+import torch
+assert not torch.cuda.is_initialized()
+assert threading.active_count() == 1, threading.enumerate()
+print("ok")
+"""
+    assert in_a_process(code, **{variable: "/nowhere"}) == "ok"
+
+
+def test_without_a_nursery_a_task_has_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COREFED_CLIENT", str(tmp_path))
+    monkeypatch.delenv("COREFED_SERVER", raising=False)
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    executor = warm.Executor(ours)
+    assert executor.get_eligible_capacity(set()) == (set(), set())  # does not wait for the dead
+    given: list[Order] = []
+    monkeypatch.setattr(executor, "_launch_slowly", given.append)
+    spec: Any = SimpleNamespace(
+        task_type="flwr-clientapp",
+        runtime_api_address="127.0.0.1:1",
+        token="t",
+        insecure=True,
+        root_certificates_path=None,
+    )
+    assert executor.launch(spec).status == "accepted"
+    assert given == [Order("flwr-clientapp", "127.0.0.1:1", "t", True, None, os.getpid())]
+    executor.close()
+
+
+# SuperNode
+
+
+def test_supernode_polls_quickly_in_a_round_and_slowly_between_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, slept = 0.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        slept.append(seconds)
+        now += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    monkeypatch.setattr(node, "time", clock)
+    waiting = node.Waiting()
+    waiting.sleep(3)
+    assert slept == [node.QUICK]
+    now = 10.0
+    waiting.sleep(3)
+    assert slept[-1] == pytest.approx(1.0)  # a tenth of the time without a message
+    now = 1000.0
+    waiting.sleep(3)
+    assert slept[-1] == node.SLOW
+    waiting.sleep(0.5)  # while a task is done
+    assert slept[-1] == pytest.approx(0.1)
+    waiting.sleep(3)
+    assert slept[-1] == node.QUICK
+
+
+def test_a_session_is_signed_off_by_the_machine_that_had_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(node, "UNSEEN", 0.0)
+    module = SimpleNamespace(
+        httpx=SimpleNamespace(HTTPError=ConnectionError),
+        DeactivateNodeRequest=lambda node_id: node_id,
+    )
+    client = SimpleNamespace(DeactivateNode=calls.append)
+    session = tmp_path / "session.json"
+    node._sign_off(module, client, session)  # the first time there is none
+    session.write_text("{damaged")
+    node._sign_off(module, client, session)
+    session.write_text(json.dumps({"node": 7, "machine": "another"}))
+    node._sign_off(module, client, session)
+    assert calls == []
+    session.write_text(json.dumps({"node": 7, "machine": os.uname().nodename}))
+    node._sign_off(module, client, session)
+    assert calls == [7]
+
+    def refuses(request: int) -> None:
+        raise ConnectionError
+
+    node._sign_off(module, SimpleNamespace(DeactivateNode=refuses), session)  # Flower knows better
+
+
+@pytest.mark.parametrize(
+    ("codes", "entered", "asked"),
+    [([412, 412], True, 3), ([401], False, 1), ([412] * 99, False, 11)],
+)
+def test_a_client_that_is_refused_asks_again_for_a_while(
+    codes: list[int], entered: bool, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key may be about to be registered; 5 s of questions every half second are eleven."""
+    now, tried = 0.0, 0
+    left = iter(codes)
+
+    class RefusalError(Exception):
+        def __init__(self, code: int) -> None:
+            self.response = SimpleNamespace(status_code=code)
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    @contextmanager
+    def connect() -> Iterator[str]:
+        nonlocal tried
+        tried += 1
+        for code in left:
+            raise RefusalError(code)
+        yield "connected"
+
+    monkeypatch.setattr(node, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    module = SimpleNamespace(httpx=SimpleNamespace(HTTPStatusError=RefusalError))
+    with ExitStack() as stack:
+        if entered:
+            assert node._admitted(module, stack, connect) == "connected"
+        else:
+            with pytest.raises(RefusalError):
+                node._admitted(module, stack, connect)
+    assert tried == asked
+
+
+def test_a_process_follows_its_parent() -> None:
+    code = """
+import os, sys, time
+from corefed.federation.engine import parent
+if os.fork() == 0:
+    parent.follow()
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+time.sleep(1)
+os._exit(0)
+"""
+    pid = int(in_a_process(code))
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.05)
+    raise AssertionError("it goes on without its parent")

@@ -1,0 +1,300 @@
+"""When a coreset is chosen anew, what that costs, and what is kept of it between rounds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+from commands import SMALL, corefed
+from torch import Tensor
+
+from corefed import selectors
+from corefed.base.rng import SERVER, Streams, Who
+from corefed.base.types import ClientData, Tree, Work
+from corefed.bayes import gaussian
+from corefed.methods import coreset_pfedbayes
+from corefed.methods.coreset_pfedbayes import Config, upkeep_of
+from corefed.models.likelihood import Categorical
+from corefed.models.network import mlp
+from corefed.selectors import renewal, selection, sketches
+from corefed.selectors.subset import subset_size
+from corefed.settings.config import resolve
+from corefed.training import rounds
+from corefed.training.local import Clients
+
+SIZES = (40, 25, 33)
+MODEL = mlp((6, 8, 3), Categorical(3))  # 56 weights below the last layer, 27 in it
+CHOICE = 2 + 64 * 27 / 83
+"""Forward passes of a point that the default selector takes here."""
+CHECK = 1 + 64 * 27 / 83
+"""And a look at its error: half as many draws of the lower layers."""
+
+
+class Federation:
+    """Three clients that train with CoreSet-PFedBayes, round by round."""
+
+    def __init__(
+        self, work: Work, *, sizes: tuple[int, ...] = SIZES, chunk: int = 3, **config: Any
+    ):
+        draws = torch.Generator().manual_seed(0)
+        n = max(sizes)
+        x = torch.randn(len(sizes), n, 6, generator=draws)
+        y = (x @ torch.randn(6, 3, generator=draws)).argmax(-1)
+        weight = (torch.arange(n) < torch.tensor(sizes).unsqueeze(-1)).float()
+        self.config = Config(**{"fraction": 0.3, **config})
+        self.method = coreset_pfedbayes.build(self.config, MODEL)
+        self.server = self.method.init_server(Streams([Who(0, SERVER)], 0))
+        self.data = ClientData(x, y, weight)
+        self.clients = Clients(self.method, self.data, [0], [self.server], work, chunk)
+        self.round = 0
+
+    @property
+    def private(self) -> Tree:
+        return self.clients.private
+
+    def train(self, many: int = 1) -> Federation:
+        everyone = range(len(self.data.weight))
+        for _ in range(many):
+            updates, _, _ = self.clients.train(self.round, [self.server], [everyone])
+            self.server = self.method.aggregate(self.server, updates[0])
+            self.round += 1
+        return self
+
+    @property
+    def refreshes(self) -> list[int]:
+        return [int(r) for r in self.private["refreshes"].tolist()]
+
+
+# How often
+
+
+def rule_of(**changed: Any) -> renewal.Rule:
+    """That of a network 784-100-10 with the default selector."""
+    passes = 2 + 64 * 1010 / 79510
+    plain = renewal.Rule(0, 0.5, moved=0.0, stale=0.0, check_every=200, passes=passes)
+    return plain._replace(**changed)
+
+
+def test_the_interval_follows_the_budget() -> None:
+    """2.813 n / (0.5 * 3 * 100 K) to the nearest 20: 18.75 and 84.4 for K = 1."""
+    n, work = torch.tensor([1000, 4500, 1]), Work(20, 100)
+    assert renewal.interval(rule_of(), n, work, 1).tolist() == [20, 80, 20]
+    assert renewal.interval(rule_of(budget=0.25), n, work, 1).tolist() == [40, 160, 20]
+    assert renewal.interval(rule_of(budget=0.125), n, work, 1).tolist() == [80, 340, 20]
+    assert renewal.interval(rule_of(), n, work, 2).tolist() == [20, 40, 20]
+    assert renewal.interval(rule_of(), n, Work(20, 50), 1).tolist() == [40, 160, 20]
+    assert renewal.interval(rule_of(refresh_every=37), n, work, 1).tolist() == [37] * 3
+    model = mlp((784, 100, 10), Categorical(10))
+    assert upkeep_of(Config(), model).rule == pytest.approx(rule_of())
+
+
+def test_choosing_costs_the_budget_as_a_part_of_training_on_all_data() -> None:
+    """Where the interval is not rounded: n a multiple of what makes 20 steps."""
+    rule = rule_of(passes=3.0)
+    n = torch.tensor([1000, 2000, 5000])
+    every = renewal.interval(rule, n, Work(20, 100), 1)
+    assert torch.equal(rule.passes * n / (every * renewal.STEP * 100), torch.full((3,), 0.5))
+
+
+def test_how_often_the_question_is_asked() -> None:
+    assert rule_of().every == 20
+    assert rule_of(refresh_every=150).every == 150
+    assert rule_of(refresh_every=150, moved=1.0).every == 20
+    assert rule_of(refresh_every=10, moved=1.0).every == 10
+    assert rule_of(refresh_every=150, stale=0.5, check_every=50).every == 50
+    assert rule_of(check_every=5).every == 20  # nobody looks between choices
+    assert rule_of(stale=0.5, check_every=5).every == 5
+
+
+def test_movement_by_hand() -> None:
+    """sigma = 0.5; means moved by (1, 0) and (0.1, 0.1): 2 / sqrt 2 and 0.2 of it on average."""
+    rho = gaussian.rho_of(torch.tensor(0.5))
+    before = torch.stack([torch.zeros(2, 2), rho.expand(2, 2)], 1)
+    q = before.clone()
+    q[:, 0] = torch.tensor([[1.0, 0.0], [0.1, -0.1]])
+    q[:, 1] = 7.0  # sigma now does not enter
+    working = {"q": q, "before": before, "age": torch.zeros(2)}
+
+    def moved(limit: float) -> list[bool]:
+        return renewal.has_moved(rule_of(moved=limit), working).tolist()
+
+    assert moved(0.19) == [True, True] and moved(0.21) == [True, False]
+    assert moved(1.41) == [True, False] and moved(1.42) == [False, False]
+    assert renewal.has_moved(rule_of(), {"age": torch.zeros(2)}).tolist() == [False, False]
+
+
+@pytest.mark.parametrize(("work", "many"), [(Work(240, 10), 1), (Work(20, 10), 12)])
+def test_choices_by_budget_inside_a_round_and_across_rounds(work: Work, many: int) -> None:
+    """22.8 n / 15 = 61, 38 and 50.2 to the nearest 20: 60, 40 and 60 of 240 steps."""
+    federation = Federation(work).train(many)
+    assert federation.refreshes == [4, 6, 4]
+
+
+def test_choices_where_rounds_end_before_a_coreset_is_due() -> None:
+    """Rounds of 7 steps and a bound of 20: asked at the start of each, due at 0, 21, 42, 63."""
+    federation = Federation(Work(7, 10), refresh_every=20).train(9)
+    assert federation.refreshes == [3] * 3
+    assert federation.train().refreshes == [4] * 3
+
+
+def test_a_posterior_that_moved_has_a_new_coreset_before_its_time() -> None:
+    still: Any = {"refresh_every": 10**6, "moved": 1.0, "eta_1": 1e-6, "eta_2": 1e-6}
+    federation = Federation(Work(20, 10), **still).train(3)
+    assert federation.refreshes == [1, 1, 1]
+    q = federation.private["q"]
+    q[1, 0] += 2 * gaussian.sigma(q[1, 1])  # one client, by two of its sigmas
+    assert federation.train(2).refreshes == [1, 2, 1]  # once, and then it is where it was chosen
+    assert federation.private["age"].tolist() == [100] * 3  # the schedule stays
+    restless = Federation(Work(20, 10), refresh_every=10**6, moved=1e-9).train(3)
+    assert restless.refreshes == [3, 3, 3]
+
+
+def test_where_the_path_is_matched_the_last_choice_is_kept() -> None:
+    federation = Federation(Work(20, 10), refresh_every=40, around="path")
+    start = federation.private["q"].clone()
+    assert torch.equal(federation.train(2).private["before"], start)
+    chosen_at = federation.private["q"].clone()
+    assert torch.equal(federation.train().private["before"], chosen_at)
+    assert "before" not in Federation(Work(20, 10)).private
+
+
+# What it costs, and how good it is
+
+
+def test_what_was_looked_at_is_counted() -> None:
+    """By hand: 22.8 passes of each point a choice, 21.8 a look; a look at the first choice, and at
+    that which follows 200 steps: of the second client alone, at its sixth."""
+    federation = Federation(Work(20, 10)).train()
+    n = torch.tensor(SIZES).float()
+    torch.testing.assert_close(federation.private["looked"], (CHOICE + CHECK) * n)
+    federation.train(11)
+    times, looks = torch.tensor([4.0, 6.0, 4.0]), torch.tensor([1.0, 2.0, 1.0])
+    torch.testing.assert_close(federation.private["looked"], (CHOICE * times + CHECK * looks) * n)
+    settings = upkeep_of(federation.config, MODEL).settings
+    assert renewal.cost("calibrated", MODEL, settings) == pytest.approx(CHOICE)
+    assert sketches.passes(MODEL, settings) == pytest.approx(CHOICE)
+    assert [renewal.cost(name, MODEL, settings) for name in ("craig", "random")] == [1.0, 0.0]
+
+
+def test_the_error_is_looked_at_first_and_every_so_often() -> None:
+    """A choice every 20 steps, a look every 60: the figure changes in rounds 0, 3, 6."""
+    federation = Federation(Work(20, 10), refresh_every=20, check_every=60)
+    assert federation.private["held_out_error"].isnan().all()
+    seen: list[Tensor] = []
+    for _ in range(7):
+        seen.append(federation.train().private["held_out_error"].clone())
+    assert all(bool(figure.isfinite().all() and (figure > 0).all()) for figure in seen)
+    changes = [t for t in range(1, 7) if not torch.equal(seen[t], seen[t - 1])]
+    assert changes == [3, 6]
+    assert federation.refreshes == [7] * 3
+
+
+def test_the_recorded_error_is_that_of_the_coreset_on_fresh_draws() -> None:
+    federation = Federation(Work(1, 10), chunk=1)
+    q = federation.private["q"].clone()
+    federation.train()
+    upkeep = upkeep_of(federation.config, MODEL)
+    for row, size in enumerate(SIZES):
+        own = ClientData(*(field[row : row + 1, :size] for field in federation.data))
+        w = federation.private["weight"][row : row + 1, :size]
+        plain = selection.Sketch((1.0,), 64, 1)
+        streams = Streams([Who(0, row)], 0)
+        g = selection.stacked_potentials(MODEL, q[row : row + 1], own, plain, streams, "check")
+        k = subset_size(own.size, 0.3)
+        error, uniform = selection.judge(g, w, k, own.weight > 0)
+        assert float(federation.private["held_out_error"][row]) == pytest.approx(float(error))
+        ratio = float(federation.private["over_uniform"][row])
+        assert ratio == pytest.approx(float(error / uniform))
+        again = upkeep.quality(q[row : row + 1], w, own, Streams([Who(0, row)], 0))
+        assert float(again.error) == pytest.approx(float(error))
+
+
+def test_a_client_whose_coreset_is_all_its_data_is_never_looked_at() -> None:
+    federation = Federation(Work(20, 10), sizes=(40, 1, 3), fraction=0.7, stale=0.5, check_every=5)
+    private = federation.train(3).private
+    assert torch.equal(private["weight"][1:], federation.data.weight[1:])  # 0.7 of 3 is 3 points
+    for figure in ("refreshes", "looked", "held_out_error", "over_uniform"):
+        assert private[figure][1:].tolist() == [0, 0] and float(private[figure][0]) > 0
+
+
+# Every selector, and both runtimes
+
+
+def test_settings_and_table_have_the_same_selectors() -> None:
+    assert set(get_args(get_type_hints(Config)["selector"])) == set(selectors.SELECTORS)
+
+
+@pytest.mark.parametrize("name", list(selectors.SELECTORS))
+def test_every_selector_trains(name: str) -> None:
+    federation = Federation(Work(21, 10), selector=name, refresh_every=10).train()
+    private = federation.private
+    assert federation.refreshes == [3] * 3
+    size = (private["weight"] > 0).sum(-1)
+    assert (size >= 1).all() and (size <= subset_size(federation.data.size, 0.3)).all()
+    assert private["q"].isfinite().all()
+    settings = upkeep_of(federation.config, MODEL).settings
+    if name == "matching":  # max(2k, 200) draws
+        settings = settings._replace(draws=selection.draws_for(12, 40, 0, 2048))
+    passes = 3 * renewal.cost(name, MODEL, settings) + CHECK
+    torch.testing.assert_close(private["looked"], passes * torch.tensor(SIZES).float())
+
+
+def test_clients_alone_and_together_choose_alike() -> None:
+    """The first choice to the bit. Training adds up in another order when clients are stacked, and
+    leaves roundings; weights follow them, and the points taken are the same after 240 steps."""
+    together, alone = Federation(Work(20, 10)).train(), Federation(Work(20, 10), chunk=1).train()
+    for name in ("weight", "owed", "held_out_error", "looked", "age", "refreshes"):
+        assert torch.equal(together.private[name], alone.private[name]), name
+    one, other = together.train(11).private, alone.train(11).private
+    assert torch.equal(one["weight"] > 0, other["weight"] > 0)
+    torch.testing.assert_close(one["weight"], other["weight"], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(one["q"], other["q"], rtol=1e-4, atol=1e-5)
+
+
+# As a user meets it
+
+
+def test_what_was_looked_at_is_recorded(tmp_path: Path) -> None:
+    flags = {"method": "coreset-pfedbayes", "clients": 3, "rounds": 3, "local_steps": 20,
+             "hidden": "4", "evaluate_draws": 2, "refresh_every": 20, "seeds": "0,1"}  # fmt: skip
+    trained = rounds.train(resolve(flags=flags), tmp_path / "run")
+    lines = [json.loads(s) for s in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    looked = trained.setup.clients.private["looked"].double().view(2, -1).sum(-1)
+    for seed in range(2):
+        each = [line["selection_examples"][seed] for line in lines]
+        assert sum(each) == pytest.approx(float(looked[seed]))
+        assert each[0] > each[1] == pytest.approx(each[2])  # the first has the look beside it
+    assert trained.summary["cost"]["selection_examples"] == pytest.approx(float(looked.sum()))
+    assert "selection_examples" not in rounds.train(
+        resolve(flags={"method": "pfedbayes", "clients": 3, "rounds": 1, "hidden": "4",
+                       "local_steps": 1, "evaluate_draws": 2})
+    ).summary["cost"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("selector=calibrate",), ("selector", "calibrate")),
+        (("floor=0",), ("floor is 0", "above 0")),
+        (("bound=0.5",), ("bound is 0.5", "at least 1")),
+        (("pool=0",), ("pool is 0", "above 0")),
+        (("budget=0", "refresh_every=0"), ("budget", "refresh_every")),
+        (("budget=-1",), ("budget is -1", "0 or more")),
+        (("widths=0",), ("widths",)),
+        (("around=prior",), ("around", "posterior")),
+        (("check_draws=1",), ("check_draws is 1", "at least 2")),
+    ],
+)
+def test_settings_that_cannot_be(
+    tmp_path: Path, settings: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    out = tmp_path / "run"
+    given = [f"--set={setting}" for setting in settings]
+    result = corefed("run", *SMALL, "--method=coreset-pfedbayes", *given, "--out", out)
+    assert result.code == 2 and result.out == ""
+    assert result.err.startswith("error: ") and result.err.count("\n") == 1, result.err
+    assert all(word in result.err for word in words), result.err
+    assert not out.exists()

@@ -1,0 +1,257 @@
+"""Layers, parsing, ranges, and the round trip through experiment.toml."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, get_args, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corefed.base.errors import UserError
+from corefed.coreset.solvers import SOLVERS
+from corefed.methods import coreset_pfedbayes, registry
+from corefed.selectors import SELECTORS
+from corefed.settings import config, describe, ranges
+from corefed.settings.config import Run, differences, fingerprint, resolve, to_dict, to_toml
+from corefed.settings.values import parse
+
+
+@dataclass(frozen=True)
+class ToyConfig:
+    """Settings of a method that exists here only."""
+
+    preset: Literal["fast", "paper"] = "fast"
+    """Named values."""
+    zeta: float = 1.0
+    """A number."""
+    tries: int = 1
+    """Another."""
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType("toy_method")
+    module.Config = ToyConfig  # type: ignore[attr-defined]
+    module.PRESETS = {"fast": {}, "paper": {"zeta": 10, "rounds": 7}}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "toy_method", module)
+    monkeypatch.setitem(registry.METHODS, "toy", registry.Entry("toy_method", "for tests"))
+    return module
+
+
+def test_defaults_are_the_digits() -> None:
+    run = resolve().run
+    assert (run.method, run.data, run.seeds) == ("coreset-pfedbayes", "digits", (0,))
+
+
+def test_layers_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text('method = "pfedbayes"\nrounds = 1\nlocal-steps = 1\nclients = 1\n')
+    run = resolve(file, {"local_steps": 2, "clients": 2}, ["clients=3"]).run
+    assert (run.method, run.rounds, run.local_steps, run.clients) == ("pfedbayes", 1, 2, 3)
+
+
+def test_preset_lies_over_defaults_and_under_everything_else(
+    toy: ModuleType, tmp_path: Path
+) -> None:
+    plain = resolve(flags={"method": "toy", "preset": "paper"})
+    assert (plain.settings.zeta, plain.run.rounds) == (10.0, 7)  # type: ignore[attr-defined]
+    file = tmp_path / "e.toml"
+    file.write_text('method = "toy"\nzeta = 3\n')
+    over = resolve(file, assignments=["preset=paper"])
+    assert (over.settings.zeta, over.run.rounds) == (3.0, 7)  # type: ignore[attr-defined]
+
+
+def test_two_presets_are_refused_rather_than_one_ignored(toy: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text(to_toml(resolve(flags={"method": "toy"})))
+    with pytest.raises(UserError, match="asks for preset 'fast'"):
+        resolve(file, assignments=["preset=paper"])
+
+
+def test_a_method_may_check_its_own_settings(toy: ModuleType) -> None:
+    def refuse(settings: ToyConfig) -> None:
+        raise UserError(f"tries is {settings.tries}")
+
+    toy.check = refuse  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="tries is 5"):
+        resolve(flags={"method": "toy", "tries": 5})
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        ("3", int, 3),
+        (3, int, 3),
+        ("0.5", float, 0.5),
+        (2, float, 2.0),
+        ("true", bool, True),
+        (False, bool, False),
+        ("100,50", tuple[int, ...], (100, 50)),
+        ([100, 50], tuple[int, ...], (100, 50)),
+        (7, tuple[int, ...], (7,)),
+        ("", tuple[int, ...], ()),
+        ("loop", Literal["vmap", "loop"], "loop"),
+        ("x", str, "x"),
+    ],
+)
+def test_parse(value: object, kind: Any, expected: object) -> None:
+    result = parse("key", value, kind, "--set")
+    assert result == expected
+    assert type(result) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("3.5", int),
+        (3.0, int),
+        (True, int),
+        ("x", float),
+        (True, float),
+        ("1", bool),
+        (1, bool),
+        ("1,x", tuple[int, ...]),
+        ("lop", Literal["vmap", "loop"]),
+        (1, str),
+    ],
+)
+def test_parse_refuses(value: object, kind: Any) -> None:
+    with pytest.raises(UserError, match=r"^key \(--set\) "):
+        parse("key", value, kind, "--set")
+
+
+def test_unknown_keys_name_the_nearest_and_the_place(tmp_path: Path) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text("local_step = 3\n")
+    with pytest.raises(UserError, match=r"'local_step' \(.*e\.toml\).*did you mean 'local_steps'"):
+        resolve(file)
+    with pytest.raises(UserError, match=r"'zetta' \(--set\).*did you mean 'zeta'"):
+        resolve(assignments=["zetta=1"])
+
+
+def test_a_key_of_another_method_says_whose_it_is() -> None:
+    with pytest.raises(UserError, match=r"is a setting of .*random-subset, not of pfedbayes"):
+        resolve(flags={"method": "pfedbayes"}, assignments=["redraw_every=5"])
+    with pytest.raises(UserError, match="trains on all data and takes no fraction"):
+        resolve(flags={"method": "pfedbayes", "fraction": 0.5})
+
+
+@pytest.mark.parametrize("text", ["zeta", "=3", ""])
+def test_an_assignment_needs_key_and_value(text: str) -> None:
+    with pytest.raises(UserError, match="is not written key=value"):
+        resolve(assignments=[text])
+
+
+@pytest.mark.parametrize("content", ["a = [", "[run]\nrounds = 3\n", "rounds = 1\nrounds = 2\n"])
+def test_bad_toml(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text(content)
+    with pytest.raises(UserError, match=r"e\.toml"):
+        resolve(file)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("fraction", 0.0), ("fraction", 1.5), ("fraction", float("nan")), ("rounds", 0),
+        ("local_steps", 0), ("batch_size", 0), ("clients", 0), ("cohort", 11), ("cohort", -1),
+        ("eta_1", 0.0), ("eta_2", -1.0), ("zeta", -1.0), ("zeta", float("inf")), ("beta", 0.0),
+        ("beta", 1.1), ("monte_carlo", 0), ("seeds", "1,1"), ("seeds", ""), ("seeds", "-1"),
+        ("hidden", "0"), ("noise", 0.0), ("memory_mb", 0), ("evaluate_draws", 0),
+    ],
+)  # fmt: skip
+def test_ranges(key: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"^{key} is .*; it must be "):
+        resolve(flags={"method": "random-subset", key: value})
+
+
+@pytest.mark.parametrize("method", registry.METHODS)
+def test_every_number_has_a_range_and_every_setting_a_text(method: str) -> None:
+    own = registry.config_class(method)
+    for cls in (Run, own):
+        hints = get_type_hints(cls)
+        for setting in describe.of_class(cls):
+            assert setting.text.endswith("."), setting
+            if hints[setting.name] in (int, float, tuple[int, ...]):
+                assert setting.name in ranges.RANGES, setting
+
+
+@pytest.mark.parametrize("method", registry.METHODS)
+def test_experiment_toml_gives_the_experiment_back(method: str, tmp_path: Path) -> None:
+    experiment = resolve(flags={"method": method}, assignments=["hidden=3,4", "noise=1e-05"])
+    file = tmp_path / "e.toml"
+    file.write_text(to_toml(experiment))
+    assert resolve(file) == experiment
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])), zeta=st.floats(0, 1e300))
+def test_any_text_and_number_survive_toml(
+    tmp_path_factory: pytest.TempPathFactory, text: str, zeta: float
+) -> None:
+    experiment = resolve(flags={"method": "pfedbayes", "data_dir": text, "zeta": zeta})
+    file = tmp_path_factory.mktemp("toml") / "e.toml"
+    file.write_text(to_toml(experiment), encoding="utf-8", newline="")
+    assert resolve(file) == experiment
+
+
+def test_fingerprint_moves_with_everything_that_changes_results() -> None:
+    values = to_dict(resolve())
+    for key in values:
+        moved = fingerprint({**values, key: "other"}) != fingerprint(values)
+        assert moved == (key not in config.RESULTS_UNCHANGED_BY), key
+    assert differences(values, {**values, "clients": 3}) == ["clients (10 there, 3 here)"]
+
+
+def test_run_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        resolve().run.rounds = 3  # type: ignore[misc]
+
+
+def test_unknown_method_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="Did you mean 'pfedbayes'"):
+        resolve(flags={"method": "pfedbays"})
+
+
+def test_settings_of_the_coreset_may_say_so(tmp_path: Path) -> None:
+    plain = resolve(assignments=["preset=matching", "solver=giga", "draws=300"])
+    grouped = ["preset=matching", "coreset.solver=giga", "coreset.draws=300"]
+    assert resolve(assignments=grouped) == plain
+    file = tmp_path / "experiment.toml"
+    file.write_text('preset = "matching"\n[coreset]\nsolver = "giga"\ndraws = 300\n')
+    assert resolve(file) == plain
+
+
+@pytest.mark.parametrize("key", ["coreset.zeta", "coreset.rounds", "coreset.nought", "other.draws"])
+def test_but_not_those_of_anything_else(key: str) -> None:
+    with pytest.raises(UserError, match="There is no setting"):
+        resolve(assignments=[f"{key}=1"])
+
+
+@pytest.mark.parametrize(
+    ("given", "mended"),
+    [
+        (["solver=giga"], "preset=matching"),
+        (["max_iterations=5"], "preset=matching"),
+        (["preset=matching", "floor=0.5"], "selector=calibrated"),
+        (["selector=craig", "bound=2"], "selector=calibrated"),
+    ],
+)
+def test_a_setting_of_another_selector_is_refused(given: list[str], mended: str) -> None:
+    with pytest.raises(UserError, match=f"does not use it; leave it out, or take {mended}"):
+        resolve(assignments=given)
+
+
+def test_every_selector_can_be_set() -> None:
+    kind = get_type_hints(coreset_pfedbayes.Config)["selector"]
+    assert set(get_args(kind)) == set(SELECTORS)
+
+
+def test_every_solver_but_the_one_that_needs_posteriors_runs_in_a_federation() -> None:
+    kind = get_type_hints(coreset_pfedbayes.Config)["solver"]
+    assert set(get_args(kind)) == set(SOLVERS) - {"sparse-vi"}

@@ -1,0 +1,578 @@
+"""The page of `corefed report`: what it holds, that it is whole and safe, and how it behaves."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from browser import PROGRAM, Browser, chromium
+from commands import SMALL, corefed
+from PIL import Image
+from sklearn.datasets import load_digits
+
+pytest.importorskip("altair", reason="the report's extra is not installed")
+pytest.importorskip("vl_convert", reason="the report's extra is not installed")
+
+from corefed.data.columns import Column
+from corefed.data.preparation import Preparation
+from corefed.show.page import gather, making, paired, points
+from corefed.show.page.content import Missing
+from corefed.show.page.sections import chosen, clients, comparison
+
+NASTY = "<script>alert(1)</script>"
+BASE = tuple(flag for flag in SMALL if not flag.startswith("--method"))
+
+
+class Made(NamedTuple):
+    """Runs and pages that all tests look at."""
+
+    one: Path  # coreset-pfedbayes on digits, with a client of a nasty name
+    runs: list[Path]
+    page: Path  # of that run
+    many: Path  # of three runs
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("page")
+    runs = []
+    for name, flags in (
+        ("coreset", ("--method=coreset-pfedbayes", "--fraction=0.2", "--set=draws=8")),
+        ("full", ("--method=pfedbayes",)),
+        ("fedavg", ("--method=fedavg", "--rounds=3")),
+    ):
+        runs.append(folder / name)
+        assert corefed("run", *BASE, *flags, "--quiet", f"--out={runs[-1]}").code == 0
+    about = json.loads((runs[0] / "data.json").read_text())
+    about["clients"][0][1]["name"] = NASTY
+    (runs[0] / "data.json").write_text(json.dumps(about))
+    page, many = folder / "new" / "one.html", folder / "many.html"
+    written = corefed("report", runs[0], "--out", page, "--title", f"A & B {NASTY}")
+    assert written.code == 0, written.err
+    assert str(page) in written.out
+    assert corefed("report", *runs, "--out", many).code == 0
+    return Made(runs[0], runs, page, many)
+
+
+# --- structure, without a browser -----------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """What a page holds, as a parser sees it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.levels: list[int] = []
+        self.addresses: list[str] = []
+        self.tags: list[str] = []
+        self.charts: list[dict[str, str | None]] = []
+        self.images: list[dict[str, str | None]] = []
+        self.scripts: dict[str, str] = {}
+        self.words: list[str] = []
+        self.policy = ""
+        self._script = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        own = dict(attrs)
+        self.tags.append(tag)
+        self.ids += [own["id"] or ""] if "id" in own else []
+        self.levels += [int(tag[1])] if re.fullmatch("h[1-6]", tag) else []
+        self.addresses += [own[name] or "" for name in ("src", "href") if name in own]
+        self.policy += (own.get("content") or "") if "http-equiv" in own else ""
+        self.charts += [own] if "data-chart" in own else []
+        self.images += [own] if tag == "img" else []
+        self._script = (own.get("id") or str(len(self.scripts))) if tag == "script" else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._script = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._script:
+            self.scripts[self._script] = data
+        else:
+            self.words.append(data)
+
+    @property
+    def specs(self) -> dict[str, Any]:
+        specs: dict[str, Any] = json.loads(self.scripts["specs"])
+        return specs
+
+
+@pytest.mark.parametrize("which", ["page", "many"])
+def test_page_is_whole_and_in_order(made: Made, which: str) -> None:
+    text = getattr(made, which).read_text(encoding="utf-8")
+    page = Page(text)
+    assert text.startswith("<!doctype html>") and '<html lang="en">' in text
+    assert len(text.encode()) < making.LARGEST
+    assert len(set(page.ids)) == len(page.ids)
+    assert page.levels[0] == 1 and page.levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(page.levels))
+    assert {"header", "nav", "main", "footer", "noscript"} <= set(page.tags)
+    inside = [a.removeprefix("#") for a in page.addresses if a.startswith("#")]
+    assert "main" in inside and set(inside) <= set(page.ids)
+
+
+@pytest.mark.parametrize("which", ["page", "many"])
+def test_every_chart_has_words_and_a_table(made: Made, which: str) -> None:
+    text = getattr(made, which).read_text(encoding="utf-8")
+    page = Page(text)
+    assert {chart["data-chart"] for chart in page.charts} == set(page.specs)
+    assert len(page.charts) == len(page.specs) >= 10
+    figures = re.findall(r"<figure.*?</figure>", text, re.DOTALL)
+    assert len(figures) == len(page.charts)
+    for chart, figure in zip(page.charts, figures, strict=True):
+        assert chart["role"] == "img" and re.search(r"\d", chart["aria-label"] or "")
+        assert figure.count("<table") == 1 and "<caption>" in figure and 'scope="row"' in figure
+    assert all(image["alt"] for image in page.images)
+
+
+def test_nothing_is_asked_of_the_network(made: Made) -> None:
+    for path in (made.page, made.many):
+        text = path.read_text(encoding="utf-8")
+        page = Page(text)
+        assert all(a.startswith(("#", "data:image/")) for a in page.addresses)
+        assert page.policy.startswith("default-src 'none'; script-src 'sha256-")
+        assert "connect-src" not in page.policy  # so that it is default-src's 'none'
+        assert not re.search(r"@import|url\(", making._own("style.css"))
+
+
+def test_names_are_shown_as_text(made: Made) -> None:
+    text = made.page.read_text(encoding="utf-8")
+    page = Page(text)
+    assert NASTY not in text
+    assert page.tags.count("script") == 3  # the specifications, Vega, and the page's own
+    assert f"A & B {NASTY}" in "".join(page.words)
+    assert any(NASTY in json.dumps(spec) for spec in page.specs.values())
+    assert "<" not in re.search(r'id="specs">(.*?)</script>', text, re.DOTALL).group(1)  # type: ignore[union-attr]
+
+
+def test_inlined_script_cannot_end_its_element() -> None:
+    assert making._inside_script("a='</script><!--<SCRIPT>'") == (
+        r"a='\x3C/script>\x3C!--\x3CSCRIPT>'"
+    )
+
+
+def test_sections_of_one_run(made: Made) -> None:
+    page = Page(made.page.read_text(encoding="utf-8"))
+    wanted = ["overview", "curves", "clients", "coreset", "trust", "examples", "cost"]
+    assert [i for i in page.ids if i in wanted] == wanted
+    assert len(page.images) >= 4 * 5 + 12  # some points of each class of each client, and tests
+    words = " ".join(page.words)
+    assert f"corefed run --config {made.one / 'experiment.toml'}" in words
+    for said in ("AURC", "ECE", "effective points", "Thresholds for review", "epistemic"):
+        assert said in words
+
+
+def test_no_images_shows_no_points(made: Made, tmp_path: Path) -> None:
+    out = tmp_path / "bare.html"
+    assert corefed("report", made.one, "--out", out, "--no-images").code == 0
+    page = Page(out.read_text(encoding="utf-8"))
+    assert not page.images and "--no-images" in " ".join(page.words)
+
+
+# --- what is missing is said ----------------------------------------------------------------------
+
+
+def test_older_run_without_models(made: Made, tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    shutil.copytree(made.one, folder)
+    for name in ("data.json", "fitted.safetensors", "held_out.safetensors"):
+        (folder / name).unlink()
+    out = tmp_path / "old.html"
+    assert corefed("report", folder, "--out", out).code == 0
+    page = Page(out.read_text(encoding="utf-8"))
+    assert " ".join(page.words).count("made without (checkpoint_every = 0), or by an older") == 4
+    assert {"curves-round", "clients-scores", "coreset-quality"} <= set(page.specs)
+
+
+def test_unfinished_run(made: Made, tmp_path: Path) -> None:
+    folder = tmp_path / "part"
+    shutil.copytree(made.runs[2], folder)
+    (folder / "summary.json").unlink()
+    lines = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (folder / "rounds.jsonl").write_text("".join(lines[:2]))
+    out = tmp_path / "part.html"
+    assert corefed("report", folder, made.runs[1], "--out", out).code == 0
+    words = " ".join(Page(out.read_text(encoding="utf-8")).words)
+    assert "not finished: it has 2 of 3 rounds" in words and "2 of 3" in words
+
+
+def test_changed_data_are_not_shown(made: Made, tmp_path: Path) -> None:
+    folder = tmp_path / "changed"
+    shutil.copytree(made.one, folder)
+    toml = (folder / "experiment.toml").read_text().replace("keep = 1.0", "keep = 0.5")
+    (folder / "experiment.toml").write_text(toml)
+    found = points.load(gather.read([folder])[0])
+    assert isinstance(found, Missing) and "not what they were" in found
+
+
+def test_data_that_are_gone_are_not_fetched(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    shutil.copytree(made.one, folder)
+    toml = (folder / "experiment.toml").read_text().replace('"digits"', '"mnist"')
+    (folder / "experiment.toml").write_text(toml)
+    monkeypatch.setenv("COREFED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("COREFED_DATA", raising=False)
+    found = points.load(gather.read([folder])[0])
+    assert isinstance(found, Missing) and "downloading is off" in found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nowhere",), "nowhere holds no run of corefed"),
+        (("{one}", "{one}"), "is named twice"),
+        (("{one}", "--out", "{one}"), "is a folder; --out needs a file"),
+        (("{one}", "--baseline", "nowhere"), "nowhere holds no run of corefed"),
+        ((), "Missing argument"),
+    ],
+)
+def test_mistakes_are_one_sentence(made: Made, arguments: tuple[str, ...], said: str) -> None:
+    result = corefed("report", *(a.format(one=made.one) for a in arguments))
+    assert result.code == 2 and said in result.err and result.err.count("\n") == 1
+
+
+def test_without_the_extra(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    from corefed.show.page import charts
+
+    monkeypatch.setattr(charts, "find_spec", lambda name: None)
+    result = corefed("report", made.one)
+    assert result.code == 2 and "pip install 'corefed[report]'" in result.err
+
+
+def test_too_large_a_page_is_thinned(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out = made.page.stat().st_size, tmp_path / "thin.html"
+    monkeypatch.setattr(making, "LARGEST", whole - 10_000)
+    assert making.write([made.one], out) < whole - 10_000
+    page = Page(out.read_text(encoding="utf-8"))
+    assert "To keep this page small" in " ".join(page.words)
+    assert 0 < len(page.images) < len(Page(made.page.read_text(encoding="utf-8")).images)
+    monkeypatch.setattr(making, "LARGEST", 1_000)
+    result = corefed("report", made.one, "--out", out)
+    assert result.code == 2 and "name fewer runs" in result.err
+
+
+# --- other kinds of data --------------------------------------------------------------------------
+
+
+def table(folder: Path) -> str:
+    """Sixty patients of two wards, some without a weight."""
+    rng = np.random.default_rng(0)
+    lines = ["ward,age,weight,sex,ill"]
+    for i in range(60):
+        age, weight = rng.integers(20, 90), "" if i % 7 == 0 else f"{rng.normal(70, 9):.1f}"
+        lines.append(f"{'north' if i % 2 else 'south'},{age},{weight},{'fm'[i % 3 > 0]},{age > 55}")
+    path = folder / "patients.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return f"table:{path}"
+
+
+@pytest.mark.parametrize("kind", ["regression", "table"])
+def test_rows_in_place_of_pictures(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    flags = ["--method=coreset-pfedbayes", "--fraction=0.3", "--set=draws=8"]
+    if kind == "regression":
+        flags += ["--data=synthetic-regression"]
+    else:
+        flags += [f"--data={table(tmp_path)}", "--target=ill", "--client=ward"]
+    base = [flag for flag in BASE if kind == "regression" or "clients" not in flag]
+    ran = corefed("run", *base, *flags, "--quiet", f"--out={tmp_path / 'run'}")
+    assert ran.code == 0, ran.err
+    out = tmp_path / "report.html"
+    made = corefed("report", tmp_path / "run", "--out", out)
+    assert made.code == 0, made.err
+    page = Page(out.read_text(encoding="utf-8"))
+    words = " ".join(page.words)
+    assert not page.images and "Chosen rows with the largest weights" in words
+    if kind == "regression":
+        assert {"trust-coverage", "trust-against"} <= set(page.specs)
+        assert "Furthest off for how sure it was" in words and "Personal RMSE" in words
+    else:
+        assert {"trust-reliability", "trust-risk"} <= set(page.specs)
+        assert {"north", "south", "age", "weight", "sex", "True"} <= set(page.words)
+    if PROGRAM is not None:
+        browser = request.getfixturevalue("browser")
+        browser.media("light", "print")
+        browser.width(703)
+        browser.open(out)
+        assert browser.errors == [] and browser.evaluate(OVERFLOW) == 0
+        browser.media("light")
+
+
+# --- the points behind a run ----------------------------------------------------------------------
+
+
+def test_chosen_points_are_those_of_the_data(made: Made) -> None:
+    """The pictures' labels are the data's, and the weights' places are training points."""
+    run = gather.read([made.one])[0]
+    found = points.load(run)
+    assert not isinstance(found, Missing) and not isinstance(run.models, Missing)
+    images, labels = load_digits(return_X_y=True)
+    known = {
+        image.astype(int).tobytes(): label for image, label in zip(images, labels, strict=True)
+    }
+    for client, weight in enumerate(run.models["weight"]):
+        for place in chosen.largest(weight, found.y.train[client], 2):
+            picture = found.picture("train", client, place)
+            assert picture is not None and picture.size == (8, 8)
+            content = base64.b64decode(picture.source.partition(",")[2])
+            pixels = np.asarray(Image.open(io.BytesIO(content))).astype(float)
+            levels = np.round(pixels / 255 * 16).astype(int)  # grey levels are 0..16
+            assert known[levels.flatten().tobytes()] == found.y.train[client][place]
+            assert weight[place] > 0
+
+
+def test_largest_weights_by_class() -> None:
+    w = torch.tensor([0.0, 3.0, 1.0, 2.0, 5.0, 0.0, 9.0])
+    y = torch.tensor([0, 0, 0, 0, 1, 1])  # a place of padding is left out
+    assert chosen.largest(w, y, 2) == [1, 3, 4]
+    assert chosen.largest(torch.zeros(6), y, 2) == []
+
+
+def test_rows_of_a_table_are_decoded() -> None:
+    columns = (Column("age", lacking=True), Column("sex", ("f", "m")), Column("bmi"))
+    preparation = Preparation(
+        (5,), ("0", "1"), mean=(50.0, 0, 0, 0, 20.0), std=(10.0, 1, 1, 1, 2.0), columns=columns
+    )
+    raw = points._raw(preparation, "", torch.tensor([1.0, 0, 0, 1, -0.5]))
+    assert [getattr(c, "text", c) for c in points.cells(preparation, raw)] == ["60", "m", "19"]
+    lost = points._raw(preparation, "", torch.tensor([0.0, 1, 0, 0, 0]))
+    assert [getattr(c, "text", c) for c in points.cells(preparation, lost)] == ["", "", "20"]
+    assert points.names(preparation) == ("age", "sex", "bmi")
+    plain = dataclasses.replace(preparation, columns=(), shape=(2,))
+    assert points.names(plain) == ("x0", "x1")
+
+
+# --- paired tests ---------------------------------------------------------------------------------
+
+
+def test_seeds_by_hand() -> None:
+    """Differences 1, 2, 3: mean 2, std 1, t of 2 degrees at 97.5 % is 4.3027."""
+    found = paired.by_seed([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    reach = 4.302652729911275 / math.sqrt(3)
+    assert found.mean == pytest.approx(2) and found.pairs == "3 seeds"
+    assert (found.low, found.high) == pytest.approx((2 - reach, 2 + reach))
+    # P(|t_2| > 2 sqrt 3) = 1 - t / sqrt(2 + t^2) in closed form
+    t = 2 * math.sqrt(3)
+    assert found.p == pytest.approx(1 - t / math.sqrt(2 + t * t))
+
+
+def test_seeds_without_spread_are_no_test() -> None:
+    found = paired.by_seed([0.9, 0.8, 0.7], [0.8, 0.7, 0.6])
+    assert found.mean == pytest.approx(0.1) and math.isnan(found.p) and math.isnan(found.low)
+
+
+def test_points_by_hand() -> None:
+    """8 better, 2 worse: p = 2 (C(10,0) + C(10,1) + C(10,2)) / 2^10 = 112 / 1024."""
+    gains = [1.0] * 8 + [-1.0] * 2 + [0.0] * 10
+    owners = [0] * 10 + [1] * 10
+    mean, low, high, p = paired.by_point(gains, owners, classification=True)
+    assert mean == pytest.approx(0.3) and p == pytest.approx(112 / 1024)
+    # sums 6 and 0 of 10 points each: variance 2 (3^2 + 3^2) / 20^2; t of 1 degree is 12.7062
+    reach = 12.706204736174694 * math.sqrt(2 * 18) / 20
+    assert (low, high) == pytest.approx((0.3 - reach, 0.3 + reach))
+
+
+def test_points_of_one_client_have_no_interval() -> None:
+    mean, low, high, p = paired.by_point([1.0, 0.0], [3, 3], classification=True)
+    assert mean == 0.5 and math.isnan(low) and math.isnan(high) and p == 1.0
+    assert paired.by_point([0.0, 0.0], [0, 1], classification=True)[3] == 1.0
+
+
+def test_holm_by_hand() -> None:
+    assert paired.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    found = paired.holm([0.5, math.nan, 0.9])
+    assert found[0] == 1.0 and math.isnan(found[1]) and found[2] == 1.0
+    assert paired.holm([]) == []
+
+
+def test_runs_are_paired_by_points(made: Made) -> None:
+    coreset, full, fedavg = gather.read(made.runs)
+    found = paired.compare(full, coreset)
+    assert not isinstance(found, Missing) and "test points (McNemar), seed 0" in found.pairs
+    assert not isinstance(full.held_out, Missing) and not isinstance(coreset.held_out, Missing)
+    right = [
+        (run.held_out["personal.mean"].argmax(-1) == run.held_out["y"]).double().mean()  # type: ignore[index]
+        for run in (full, coreset)
+    ]
+    assert found.mean == pytest.approx(float(right[0] - right[1]))
+    assert paired.compare(coreset, coreset) is not None
+    other = fedavg._replace(summary={**fedavg.summary, "seeds": [7]})
+    assert paired.compare(other, coreset) == "not comparable: no seed that both have"
+    config = {**fedavg.summary["config"], "data": "mnist"}
+    other = fedavg._replace(summary={**fedavg.summary, "config": config})
+    assert paired.compare(other, coreset) == "not comparable: data differs"
+
+
+def test_front_by_hand() -> None:
+    cost_and_score = [(3.0, 0.9), (1.0, 0.5), (2.0, 0.4), (1.0, 0.7), (4.0, 0.9)]
+    assert comparison.front(cost_and_score, higher=True) == [(1.0, 0.7), (3.0, 0.9)]
+    assert comparison.front(cost_and_score, higher=False) == [(1.0, 0.5), (2.0, 0.4)]
+
+
+def test_many_clients_show_their_ends() -> None:
+    scores = [i / 250 for i in range(250)]
+    half = clients.MOST // 2
+    assert clients.shown_clients(scores, "accuracy") == [*range(half), *range(250 - half, 250)]
+    assert clients.shown_clients(scores[:3], "rmse") == [0, 1, 2]
+
+
+def test_labels_tell_runs_apart(made: Made, tmp_path: Path) -> None:
+    twin = tmp_path / "coreset"
+    shutil.copytree(made.one, twin)
+    labels = [run.label for run in gather.read([made.one, twin, made.runs[1]])]
+    assert labels[2] == "pfedbayes" and len(set(labels)) == 3 and str(twin) in labels[1]
+
+
+# --- in a browser ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if PROGRAM is None:
+        pytest.skip("no Chromium is installed")
+    with chromium() as running:
+        yield running
+
+
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+FIRST = "[...document.querySelectorAll('table.sortable tbody tr')].map(r => r.cells[0].textContent)"
+
+
+@pytest.mark.parametrize("which", ["page", "many"])
+def test_page_draws_its_charts_and_nothing_else(made: Made, browser: Browser, which: str) -> None:
+    path = getattr(made, which)
+    browser.media("light")
+    browser.width(1200)
+    browser.open(path)
+    drawn = "[...document.querySelectorAll('[data-chart]')].filter(c => c.querySelector('svg'))"
+    assert browser.evaluate(f"{drawn}.length") == len(Page(path.read_text()).specs)
+    marks = "c => c.querySelectorAll('svg path, svg rect').length > 2"
+    assert browser.evaluate(f"{drawn}.every({marks})")
+    assert browser.errors == []
+    assert [r for r in browser.requests if not r.startswith("data:")] == [path.as_uri()]
+    assert browser.evaluate(OVERFLOW) == 0
+    assert browser.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+    assert browser.picture(whole=False).startswith(b"\x89PNG")
+
+
+def test_scripts_in_names_do_not_run(made: Made, browser: Browser) -> None:
+    browser.open(made.page)
+    said = "document.querySelector('#clients table').textContent"
+    assert NASTY in browser.evaluate(said) and browser.errors == []
+
+
+@pytest.mark.parametrize("which", ["page", "many"])
+def test_phone_has_no_sideways_scrolling(made: Made, browser: Browser, which: str) -> None:
+    browser.width(390)
+    browser.open(getattr(made, which))
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert browser.evaluate(OVERFLOW) == 0
+    inside = "s => s.getBoundingClientRect().right <= 390"
+    assert browser.evaluate(f"[...document.querySelectorAll('.chart svg')].every({inside})")
+    assert browser.errors == []
+    browser.width(1200)
+
+
+def test_comparison_sorts_by_every_column(made: Made, browser: Browser) -> None:
+    browser.width(1200)
+    browser.open(made.many)
+    before = browser.evaluate(FIRST)
+    heads = browser.evaluate("document.querySelectorAll('table.sortable thead th').length")
+    rows = "[...document.querySelectorAll('table.sortable tbody tr')]"
+    for column in range(heads):
+        head = f"document.querySelectorAll('table.sortable thead th')[{column}]"
+        key = f"r => r.cells[{column}].dataset.value"
+        for way, sign in (("ascending", 1), ("descending", -1)):
+            browser.evaluate(f"{head}.querySelector('button').click()")
+            assert browser.evaluate(f"{head}.getAttribute('aria-sort')") == way
+            order = [v for v in browser.evaluate(f"{rows}.map({key})") if v is not None]
+            numbers = [float(v) for v in order if v != "nan"]
+            assert numbers == sorted(numbers, reverse=sign < 0)
+            assert order[len(numbers) :] == ["nan"] * (len(order) - len(numbers))
+        assert sorted(browser.evaluate(FIRST)) == sorted(before)
+    sorted_heads = "document.querySelectorAll('table.sortable th:not([aria-sort=none])[scope=col]')"
+    assert browser.evaluate(f"{sorted_heads}.length") == 1
+
+
+def test_headers_work_with_the_keyboard(made: Made, browser: Browser) -> None:
+    browser.open(made.many)
+    button = "document.querySelector('table.sortable thead button')"
+    browser.evaluate(f"{button}.focus()")
+    assert browser.evaluate(f"document.activeElement === {button}")
+    for kind in ("keyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r",
+                     windowsVirtualKeyCode=13)  # fmt: skip
+    assert browser.evaluate(f"{button}.closest('th').getAttribute('aria-sort')") == "ascending"
+    assert browser.evaluate(FIRST) == sorted(browser.evaluate(FIRST))
+
+
+def test_charts_follow_the_colour_scheme(made: Made, browser: Browser) -> None:
+    """Dark on a screen; light on paper, whatever the screen has."""
+    line = "getComputedStyle(document.querySelector('#curves-round .mark-line path')).stroke"
+    ground = "getComputedStyle(document.body).backgroundColor"
+    seen = {}
+    for name, scheme, media in (
+        ("light", "light", ""),
+        ("dark", "dark", ""),
+        ("paper", "dark", "print"),
+    ):
+        browser.media(scheme, media)
+        browser.open(made.page)
+        seen[name] = browser.evaluate(line), browser.evaluate(ground)
+        assert browser.errors == []
+    browser.media("light")
+    assert seen["light"][0] == "rgb(0, 114, 178)" and seen["dark"][0] == "rgb(86, 180, 233)"
+    assert seen["dark"][1] == "rgb(15, 20, 26)" and seen["paper"] == (
+        seen["light"][0],
+        "rgb(255, 255, 255)",
+    )
+
+
+def test_paper_shows_every_run_within_its_width(made: Made, browser: Browser) -> None:
+    browser.media("light", "print")
+    browser.width(703)  # A4 less its margins
+    browser.open(made.many)
+    browser.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert browser.evaluate("document.querySelectorAll('details.run:not([open])').length") == 0
+    assert browser.evaluate(OVERFLOW) == 0
+    browser.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert browser.evaluate("document.querySelectorAll('details.run[open]').length") == 1
+    assert browser.paper().startswith(b"%PDF")
+    browser.media("light")
+
+
+def test_link_into_a_folded_run_opens_it(made: Made, browser: Browser) -> None:
+    browser.width(1200)
+    browser.open(made.many)
+    browser.evaluate("location.hash = '#run-2'")
+    browser.until("document.querySelector('#run-2').open")
+    assert browser.errors == []
+
+
+def test_without_javascript_the_figures_are_there(made: Made, browser: Browser) -> None:
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    browser.call("Page.navigate", url=made.page.as_uri())
+    browser.call("Emulation.setScriptExecutionDisabled", value=False)
+    browser.until("document.readyState === 'complete'")
+    assert browser.evaluate("document.querySelectorAll('figure table').length") >= 10

@@ -1,0 +1,268 @@
+"""The run folder: atomic writes, refusals, resuming from any half-written state, the summary."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from corefed.base.errors import UserError
+from corefed.settings.config import Experiment, resolve, to_dict
+from corefed.training import checkpoint, record
+from corefed.training.record import Folder
+
+SERVERS = [{"v": torch.arange(4.0)}, {"v": -torch.arange(4.0)}]
+PRIVATE = {"q": torch.randn(3, 4), "step": torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)}
+
+
+@pytest.fixture
+def experiment() -> Experiment:
+    return resolve(flags={"method": "pfedbayes", "seeds": "0,1", "rounds": 9})
+
+
+def line(round_: int, **more: Any) -> dict[str, Any]:
+    return {
+        "round": round_, "loss": [1.0, 2.0], "examples": [10, 20], "bytes_up": [3, 3],
+        "bytes_down": [4, 4], "seconds": 0.5, "coreset": {}, "peak_memory_mb": 7.0, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, experiment: Experiment) -> Folder:
+    """A run after three rounds, its checkpoint of the second."""
+    one = Folder(tmp_path / "run")
+    one.create(experiment)
+    one.append(line(1))
+    one.append(line(2))
+    one.checkpoint(to_dict(experiment), 2, SERVERS, PRIVATE)
+    one.append(line(3))
+    return one
+
+
+def test_resume_gives_back_every_bit(folder: Folder, experiment: Experiment) -> None:
+    lines, state = folder.resume(experiment)
+    assert [each["round"] for each in lines] == [1, 2]  # the third was not in the checkpoint
+    assert (folder.path / record.ROUNDS).read_text().count("\n") == 2
+    assert state is not None
+    servers, private = checkpoint.unpack(state, SERVERS, PRIVATE)
+    assert all(torch.equal(a["v"], b["v"]) for a, b in zip(servers, SERVERS, strict=True))
+    assert private.keys() == PRIVATE.keys()
+    assert all(torch.equal(private[k], PRIVATE[k]) for k in PRIVATE)
+    assert private["step"].dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "tail", [b'{"round": 3', b'{"round": 3}', b"\x00\x00\n", b'{"round": 9}\n']
+)
+def test_a_half_written_line_is_dropped(
+    folder: Folder, experiment: Experiment, tail: bytes
+) -> None:
+    lines, _ = folder.resume(experiment)
+    whole = (folder.path / record.ROUNDS).read_bytes()
+    (folder.path / record.ROUNDS).write_bytes(whole + tail)
+    assert folder.resume(experiment)[0] == lines
+    assert (folder.path / record.ROUNDS).read_bytes() == whole
+
+
+def test_a_run_without_checkpoint_starts_again(folder: Folder, experiment: Experiment) -> None:
+    (folder.path / record.STATE).unlink()
+    assert folder.resume(experiment) == ([], None)
+
+
+def test_missing_rounds_are_refused(folder: Folder, experiment: Experiment) -> None:
+    (folder.path / record.ROUNDS).write_text(json.dumps(line(1)) + "\n")
+    with pytest.raises(UserError, match="has 1 whole rounds but the checkpoint is of round 2"):
+        folder.resume(experiment)
+
+
+def test_every_truncated_checkpoint_is_refused(folder: Folder, experiment: Experiment) -> None:
+    content = (folder.path / record.STATE).read_bytes()
+    for length in [*range(0, len(content), 37), len(content) - 1]:
+        (folder.path / record.STATE).write_bytes(content[:length])
+        with pytest.raises(UserError, match=r"truncated or damaged .* cannot be resumed"):
+            folder.resume(experiment)
+
+
+def test_another_config_is_refused_by_key(folder: Folder) -> None:
+    other = resolve(flags={"method": "pfedbayes", "seeds": "0,1", "rounds": 9, "zeta": 3.0})
+    with pytest.raises(UserError, match=r"another experiment: zeta \(1.0 there, 3.0 here\)"):
+        folder.resume(other)
+
+
+@pytest.mark.parametrize("change", [{"version": "9.9.9"}, {"schema": 99}])
+def test_another_version_is_refused(
+    folder: Folder, experiment: Experiment, change: dict[str, Any]
+) -> None:
+    path = folder.path / record.STATE
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    about = json.loads(header["__metadata__"]["corefed"]) | change
+    header["__metadata__"]["corefed"] = json.dumps(about)
+    raw = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + content[8 + length :])
+    with pytest.raises(UserError, match=r"was written by corefed .* and this is"):
+        folder.resume(experiment)
+
+
+def test_a_safetensors_file_of_something_else_is_refused(
+    folder: Folder, experiment: Experiment
+) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"weights": torch.zeros(3)}, folder.path / record.STATE)
+    with pytest.raises(UserError, match="damaged"):
+        folder.resume(experiment)
+
+
+def test_state_of_other_data_is_refused(folder: Folder, experiment: Experiment) -> None:
+    _, state = folder.resume(experiment)
+    assert state is not None
+    with pytest.raises(UserError, match="the data may have changed"):
+        checkpoint.unpack(state, SERVERS, {**PRIVATE, "q": torch.zeros(2, 4)})
+
+
+def test_rounds_may_grow_but_not_shrink(folder: Folder) -> None:
+    flags = {"method": "pfedbayes", "seeds": "0,1"}
+    assert len(folder.resume(resolve(flags=flags | {"rounds": 99}))[0]) == 2
+    assert resolve(folder.path / record.EXPERIMENT).run.rounds == 99
+    with pytest.raises(UserError, match="stopped after round 2, before an evaluation"):
+        folder.resume(resolve(flags=flags | {"rounds": 2}))
+    with pytest.raises(UserError, match="has 2 rounds already"):
+        folder.resume(resolve(flags=flags | {"rounds": 1}))
+
+
+def test_the_summary_of_a_shorter_run_does_not_outlive_it(
+    folder: Folder, experiment: Experiment
+) -> None:
+    folder.finish({})
+    folder.resume(experiment)
+    assert not (folder.path / record.SUMMARY).exists()
+
+
+@pytest.mark.parametrize("name", [record.EXPERIMENT, record.ROUNDS, record.SUMMARY, record.STATE])
+def test_a_folder_with_any_trace_of_a_run_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    with pytest.raises(UserError, match="already holds a run"):
+        Folder(tmp_path).refuse_existing()
+
+
+def break_writes(monkeypatch: pytest.MonkeyPatch, code: int, after: int = 10) -> None:
+    """Every write puts `after` bytes on the disk and then fails, as a full disk does."""
+    write = os.write
+
+    def fail(handle: int, content: Any) -> int:
+        write(handle, bytes(content)[:after])
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(record.os, "write", fail)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("stage", ["append", "checkpoint", "finish", "resume"])
+def test_a_failing_disk_leaves_the_run_as_it_was(
+    folder: Folder,
+    experiment: Experiment,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    stage: str,
+) -> None:
+    folder.resume(experiment)
+    before = {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()}
+    calls = {
+        "append": lambda: folder.append(line(3)),
+        "checkpoint": lambda: folder.checkpoint(to_dict(experiment), 3, SERVERS, PRIVATE),
+        "finish": lambda: folder.finish({}),
+        "resume": lambda: folder.resume(experiment),
+    }
+    with monkeypatch.context() as patch:
+        break_writes(patch, code)
+        with pytest.raises(UserError, match=f"Cannot write into .*{os.strerror(code)}.*(kept|was)"):
+            calls[stage]()
+    assert {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()} == before
+    assert len(folder.resume(experiment)[0]) == 2
+
+
+def test_a_folder_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_writes(monkeypatch, errno.ENOSPC)
+    with pytest.raises(UserError, match=r"No space left on device\. Nothing was written"):
+        Folder(tmp_path / "a" / "b").create(experiment)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_short_writes_are_completed(
+    folder: Folder, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """os.write may take less than it is given (signals, 2 GiB at a time)."""
+    write = os.write
+    monkeypatch.setattr(record.os, "write", lambda handle, content: write(handle, content[:1000]))
+    folder.checkpoint(to_dict(experiment), 2, SERVERS, PRIVATE)
+    assert folder.resume(experiment)[1] is not None
+
+
+def test_summary_by_hand(experiment: Experiment) -> None:
+    lines = [
+        line(1, metrics={"personal_accuracy": [0.9, 0.9]}),
+        line(2, metrics={"personal_accuracy": [0.5, 0.7]}, evaluate_seconds=1.0,
+             coreset={"held_out_error": [0.1, 0.3], "age": [1.0, None]}),
+    ]  # fmt: skip
+    summary = record.summarise(to_dict(experiment), lines, {"torch": "x"})
+    assert summary["schema"] == 1
+    assert summary["rounds"] == 2
+    assert summary["seeds"] == [0, 1]
+    accuracy = summary["metrics"]["personal_accuracy"]  # the last, not the best
+    assert accuracy["per_seed"] == [0.5, 0.7]
+    assert accuracy["mean"] == pytest.approx(0.6)
+    assert accuracy["std"] == pytest.approx(0.02**0.5)  # divisor seeds - 1
+    assert summary["coreset"] == {"fraction": 1.0, "held_out_error": pytest.approx(0.2)}
+    assert summary["cost"]["examples_processed"] == 60
+    assert summary["cost"]["bytes_up"] == 12
+    assert summary["cost"]["bytes_down"] == 16
+    assert summary["cost"]["seconds"] == 1.0
+    assert summary["cost"]["seconds_per_round"] == 0.5
+
+
+def test_a_single_seed_has_no_spread() -> None:
+    assert record.over_seeds([0.5]) == {"mean": 0.5, "std": 0.0, "per_seed": [0.5]}
+    assert math.isnan(record.over_seeds([0.5, math.nan])["std"])
+
+
+def test_an_unfinished_run_can_be_read(folder: Folder) -> None:
+    summary, lines = record.read(folder.path)
+    assert summary["rounds"] == len(lines) == 3
+    assert summary["config"]["rounds"] == 9
+
+
+@pytest.mark.parametrize("content", ["{", '{"schema": 2}', "[]"])
+def test_a_damaged_summary_is_refused(folder: Folder, content: str) -> None:
+    (folder.path / record.SUMMARY).write_text(content)
+    with pytest.raises(UserError, match=r"damaged|schema"):
+        record.read(folder.path)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no run"):
+        record.read(tmp_path)
+    with pytest.raises(UserError, match="holds no run to resume"):
+        Folder(tmp_path).refuse_missing()
+
+
+def test_default_folders_are_free_and_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = record.default_folder("image-folder:/a b/c", "pfedbayes")
+    first.mkdir(parents=True)
+    assert first.parent == Path("runs")
+    assert first.name.startswith("image-folder-a-b-c-pfedbayes-")
+    assert not record.default_folder("image-folder:/a b/c", "pfedbayes").exists()
