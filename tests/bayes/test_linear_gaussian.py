@@ -22,7 +22,7 @@ from corefed.data.synthetic import exact_mean_field, linear_gaussian
 from corefed.methods import pfedbayes, random_subset
 from corefed.models.likelihood import Gaussian
 from corefed.models.network import Model, mlp
-from corefed.training.local import local_round
+from corefed.training import client_side
 
 POINTS, FEATURES, NOISE = 8, 3, 1.0
 SIZE = FEATURES + 1  # P: the bias is the last entry
@@ -87,7 +87,7 @@ def descend(
         )
         method = pfedbayes.build(settings, one.model)
         private = private or method.init_client(broadcast, data)
-        working = method.begin(broadcast, private, data)
+        working = method.begin(broadcast, private, data, Streams([], 0))
         for _ in range(steps):
             working, _ = method.step(working, batch, noise)
         message, private = method.end(broadcast, working)
@@ -232,8 +232,8 @@ def test_sgd_settles_around_the_exact_posterior(batch: int) -> None:
     data = repeated(one)
     broadcast = {"v": one.prior.float().expand(CLIENTS, -1, -1)}
     streams = Streams([Who(0, i) for i in range(CLIENTS)], 0)
-    start = method.init_client(broadcast, data)
-    trained = local_round(method, broadcast, start, data, streams, Work(STEPS, batch))
+    start = client_side.start(method, broadcast, data)
+    trained = client_side.train(method, broadcast, start, data, streams, Work(STEPS, batch))
 
     deviation = trained.private["q"].double().flatten(1) - law.optimum
     variance = law.covariance.diagonal()
@@ -259,10 +259,10 @@ def test_a_random_subset_settles_around_its_own_posterior() -> None:
     data = ClientData(*(field[:clients] for field in repeated(one)))
     broadcast = {"v": one.prior.float().expand(clients, -1, -1)}
     streams = Streams([Who(5, i) for i in range(clients)], 0)
-    start = method.init_client(broadcast, data)
-    trained = local_round(method, broadcast, start, data, streams, Work(STEPS, POINTS))
-    assert len(trained.private["weight"].unique(dim=0)) == clients
-    for q, weight in zip(trained.private["q"], trained.private["weight"], strict=True):
+    start = client_side.start(method, broadcast, data)
+    trained = client_side.train(method, broadcast, start, data, streams, Work(STEPS, POINTS))
+    assert len(trained.private["subset.weight"].unique(dim=0)) == clients
+    for q, weight in zip(trained.private["q"], trained.private["subset.weight"], strict=True):
         assert weight.unique().tolist() == [0.0, 2.0]
         assert int((weight > 0).sum()) == 4
         law = stationary(one, weight.double(), zeta, POINTS)

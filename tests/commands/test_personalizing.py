@@ -17,8 +17,7 @@ from corefed.commands import personalizing
 from corefed.data.clients import FederatedData
 from corefed.methods.registry import METHODS
 from corefed.settings.config import resolve
-from corefed.training import fitted, newcomers, record, rounds
-from corefed.training.local import local_round
+from corefed.training import client_side, fitted, newcomers, record, rounds
 
 CLIENTS = 3
 SETTINGS = [f"clients={CLIENTS}", "rounds=2", "local_steps=4", "hidden=8", "evaluate_draws=3",
@@ -86,16 +85,16 @@ def test_every_method_that_shares_something_gives_a_model(
 
 
 def test_a_personal_posterior_is_trained_by_the_methods_own_rounds(runs: dict[str, Path]) -> None:
-    """By hand: init_client, then rounds of the run's four steps, the last one shorter."""
+    """By hand: the start, then rounds of the run's four steps, the last one shorter."""
     model = fitted.load(runs["pfedbayes"])
     data = newcomer(30)
     joined = newcomers.join(model, data, steps=10, seed=4, device="cpu")
     broadcast = {"v": model.models["server.v"][1:2]}
-    private = model.method.init_client(broadcast, data.train)
+    private = client_side.start(model.method, broadcast, data.train)
     for t, steps in enumerate((4, 4, 2)):
         streams = Streams([Who(4, CLIENTS)], t)  # as the client after the last
         work = Work(steps, 100)
-        trained = local_round(model.method, broadcast, private, data.train, streams, work)
+        trained = client_side.train(model.method, broadcast, private, data.train, streams, work)
         private = trained.private
     assert torch.equal(joined.setup.clients.private["q"].cpu(), private["q"])
     assert [line["round"] for line in joined.lines] == [1, 2, 3]
@@ -108,10 +107,10 @@ def test_fine_tuning_makes_all_its_steps_from_the_shared_model(runs: dict[str, P
     joined = newcomers.join(model, data, steps=8, device="cpu")
     assert len(joined.lines) == 1
     broadcast = {"theta": model.models["server.theta"][:1]}
-    start = model.method.init_client(broadcast, data.train)
+    start = client_side.start(model.method, broadcast, data.train)
     streams = Streams([Who(0, CLIENTS)], 0)
-    trained = local_round(model.method, broadcast, start, data.train, streams, Work(8, 100))
-    kept = fitted.models_of(joined.setup, [joined.server])
+    trained = client_side.train(model.method, broadcast, start, data.train, streams, Work(8, 100))
+    kept = fitted.models_of(joined.setup.trees([joined.server]))
     assert torch.equal(kept["personal.theta"], trained.private["theta"])
     assert torch.equal(kept["global.theta"], model.models["server.theta"][:1])
 

@@ -101,8 +101,8 @@ def test_the_template_is_what_a_trained_client_sends(row: Row, kind: str) -> Non
     }
     assert all(dtype == torch.float32 for _, dtype in found.values())
     assert all(torch.equal(server[name], value) for name, value in before.items())
-    assert set(method.posteriors) <= set(found)
-    if method.aligned:
+    assert set(method.traits.posteriors) <= set(found)
+    if method.traits.aligned:
         assert all(server[name].shape == shape for name, (shape, _) in found.items())
 
 
@@ -125,9 +125,14 @@ def test_honest_updates_pass(row: Row) -> None:
         for i, update in updates.items():
             claimed = {"examples": sizes.tolist()[i], "loss": loss.item()}
             single = {name: value.float() for name, value in update.items()}
-            assert refusal(single, wanted, method.posteriors, claimed) is None
+            assert refusal(single, wanted, method.traits.posteriors, claimed) is None
         refused, lengths = checks.outliers(
-            server, updates, method.posteriors, factor, history, aligned=method.aligned
+            server,
+            updates,
+            method.traits.posteriors,
+            factor,
+            history,
+            aligned=method.traits.aligned,
         )
         assert refused == {}
         assert set(lengths) == set(updates)

@@ -150,7 +150,7 @@ def test_an_upload_that_cannot_be_compared_is_not_sent() -> None:
 @every_method
 def test_every_method_is_private_or_refused(row: Row) -> None:
     method = build(row)
-    if not method.aligned:
+    if not method.traits.aligned:
         with pytest.raises(UserError, match="bnfed has no such distance"):
             privacy.check(method)
         return
@@ -158,11 +158,11 @@ def test_every_method_is_private_or_refused(row: Row) -> None:
     server = method.init_server(Streams([Who(0, SERVER)], 0))
     message = {k: v[1].float() for k, v in loop(row, 1).messages[0].items()}
     found, _ = privacy.privatise(
-        message, server, method.posteriors, 0.1, 1.0, privacy.secret_generator()
+        message, server, method.traits.posteriors, 0.1, 1.0, privacy.secret_generator()
     )
     wanted = checks.template(method, server, (FEATURES,))
     claimed = {"examples": 5}
-    assert checks.refusal(found, wanted, method.posteriors, claimed, max_examples=9) is None
+    assert checks.refusal(found, wanted, method.traits.posteriors, claimed, max_examples=9) is None
     assert all(not torch.equal(found[k], message[k]) for k in message)
 
 
@@ -494,7 +494,7 @@ def digits(
                 privacy.privatise(
                     {name: value[i] for name, value in update.message.items()},
                     server,
-                    setup.method.posteriors,
+                    setup.method.traits.posteriors,
                     clip,
                     noise,
                     generator,

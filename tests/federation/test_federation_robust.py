@@ -25,7 +25,7 @@ from corefed.federation.trust import metric, robust
 from corefed.methods import fedavg, pfedbayes
 from corefed.models.likelihood import Categorical
 from corefed.models.network import mlp
-from corefed.training.local import Clients
+from corefed.training.local import LocalClients
 
 P = 7
 ROBUST = ("median", "trimmed-mean", "krum", "clip")
@@ -290,7 +290,7 @@ def test_every_method_under_every_rule(row: Row, rule: str) -> None:
     server = method.init_server(Streams([Who(0, SERVER)], 0))
     server = {name: value.double() for name, value in server.items()}
     update = outcome.updates[0]
-    if rule != "plain" and not method.aligned:
+    if rule != "plain" and not method.traits.aligned:
         for attempt in (
             lambda: robust.check(rules(rule), method, 10),
             lambda: robust.combine(rules(rule), method, server, update),
@@ -337,7 +337,9 @@ def test_what_is_enough_passes() -> None:
     robust.check(rules("trimmed-mean", trim=0.0), BAYES, 1)
     robust.check(rules("clip"), BAYES, 1)
     robust.check(rules("plain"), BAYES, 1)
-    silent = BAYES._replace(downlink=())  # nothing is sent, so nothing is joined
+    silent = BAYES._replace(
+        traits=BAYES.traits._replace(sent=())
+    )  # nothing is sent, so nothing is joined
     robust.check(rules("krum"), silent, 1)
 
 
@@ -384,7 +386,7 @@ def accuracy(method: Method, rule: Rules, attack: Attack | None, rounds: int = 1
     """Of the global model on all points, client 2 being bad where there is an attack."""
     data, everyone = blobs(), range(5)
     server = method.init_server(Streams([Who(0, SERVER)], 0))
-    clients = Clients(method, data, [0], [server], Work(steps=10, batch=20), chunk=5)
+    clients = LocalClients(method, data, [0], [server], Work(steps=10, batch=20), chunk=5)
     for t in range(rounds):
         (update,), _, _ = clients.train(t, [server], [everyone])
         if attack is not None:

@@ -23,7 +23,8 @@ from corefed.methods.pfnm import Prior, match_networks
 from corefed.models.likelihood import Categorical, Gaussian
 from corefed.models.network import Model, from_module, mlp
 from corefed.settings import config as configuration
-from corefed.training.local import Clients, local_round
+from corefed.training import client_side
+from corefed.training.local import LocalClients
 
 pytest.importorskip("scipy")
 
@@ -157,23 +158,21 @@ def test_a_learnt_noise_is_averaged() -> None:
 def test_first_networks_are_each_clients_own() -> None:
     method = build()
     private = method.init_client(to_all(first_server(method)), data())
-    working = method.begin(to_all(first_server(method)), private, data())
-    same = streams()
-    working = method.select(working, data(), same, WORK)
+    server = to_all(first_server(method))
+    working = method.begin(server, private, data(), streams())
     for client in range(CLIENTS):
         own = Streams([Who(0, client)], 0).generators("init")[0]
         assert torch.equal(working["theta"][client], MODEL.init(own, 0.1).double())
-    drawn = working["theta"].clone()
-    again = method.select(working, data(), same, WORK)
-    assert torch.equal(again["theta"], drawn)  # once
+    _, joined = method.end(server, working)
+    again = method.begin(server, {**private, **joined}, data(), streams())
+    assert not torch.equal(again["theta"], working["theta"])  # drawn once
 
 
 def test_first_networks_may_be_shared() -> None:
     method = build(initial="shared")
     server = first_server(method)
     private = method.init_client(to_all(server), data())
-    working = method.begin(to_all(server), private, data())
-    working = method.select(working, data(), streams(), WORK)
+    working = method.begin(to_all(server), private, data(), streams())
     theta = MODEL.init(Streams([Who(0, SERVER)], 0).generators("init")[0], 0.1).double()
     assert torch.equal(working["theta"], theta.expand(CLIENTS, -1))
 
@@ -184,19 +183,18 @@ def test_clients_go_on_from_the_neurons_they_were_matched_to(sigma: float) -> No
     method = build(sigma=sigma, sweeps=50)
     server = first_server(method)
     private = method.init_client(to_all(server), data())
-    trained = local_round(method, to_all(server), private, data(), streams(), WORK)
+    trained = client_side.train(method, to_all(server), private, data(), streams(), WORK)
     thetas = trained.message["theta"]
     after = method.aggregate(server, uploads(thetas))
-    working = method.begin(to_all(after), trained.private, data())
+    working = method.begin(to_all(after), trained.private, data(), streams())
     networks = [split(theta.numpy(), WIDTHS) for theta in thetas]
     world = match_networks(networks, Prior(sigma=sigma, sweeps=50), [30, 20])
     for client in range(CLIENTS):
         mine = take(world.network, [layer[client] for layer in world.assigned])
         np.testing.assert_array_equal(working["theta"][client].numpy(), join(mine, WIDTHS))
-    counted = method.report(working)
+    counted = method.traits.report(working)
     assert counted["global_width_1"].tolist() == [len(world.counts[0])] * CLIENTS
     assert counted["global_width_2"].tolist() == [len(world.counts[1])] * CLIENTS
-    assert not working["draw"].any()
 
 
 def test_who_joins_later_starts_from_the_neurons_that_most_share() -> None:
@@ -205,11 +203,11 @@ def test_who_joins_later_starts_from_the_neurons_that_most_share() -> None:
     server["members"][:12] = torch.tensor([1.0, 2, 1, 4, 1, 3, 1, 1, 2, 0, 0, 0])
     server["members"][12:] = torch.tensor([0.0, 1, 1, 0, 0, 1, 2, 0])
     private = method.init_client(to_all(server), data())
-    working = method.begin(to_all(server), private, data())
+    working = method.begin(to_all(server), private, data(), streams())
     world = split(server["theta"].numpy(), (5, 12, 8, 3))
     expected = join(take(world, [np.array([3, 5, 1, 8, 0, 2]), np.array([6, 1, 2, 5])]), WIDTHS)
+    # The federation has begun: nobody draws a network of its own.
     np.testing.assert_array_equal(working["theta"][0].numpy(), expected)
-    assert not working["draw"].any()  # the federation has begun: no network of its own
 
 
 def test_a_new_server_starts_its_clients_anew() -> None:
@@ -217,8 +215,8 @@ def test_a_new_server_starts_its_clients_anew() -> None:
     method = build(initial="shared")
     server = first_server(method)
     fresh = method.init_client(to_all(server), data())
-    trained = local_round(method, to_all(server), fresh, data(), streams(), WORK)
-    working = method.begin(to_all(server), trained.private, data())
+    trained = client_side.train(method, to_all(server), fresh, data(), streams(), WORK)
+    working = method.begin(to_all(server), trained.private, data(), streams())
     assert torch.equal(working["theta"], fresh["theta"])
 
 
@@ -228,11 +226,10 @@ def test_adam_starts_anew_in_each_round() -> None:
     server = first_server(method)
     private = method.init_client(to_all(server), data())
     for round_ in range(2):
-        trained = local_round(
+        trained = client_side.train(
             method, to_all(server), private, data(), streams(round_), Work(steps=1, batch=12)
         )
-        start = method.begin(to_all(server), private, data())
-        start = method.select(start, data(), streams(round_), WORK)["theta"]
+        start = method.begin(to_all(server), private, data(), streams(round_))["theta"]
         step = (trained.message["theta"] - start).abs()
         moved = step[step > 0]
         assert len(moved) > 0.5 * step.numel()
@@ -271,7 +268,7 @@ def test_it_learns_and_its_width_changes() -> None:
 def test_one_client_and_one_point() -> None:
     method = build()
     only = ClientData(*(field[:1, :1] for field in data()))
-    clients = Clients(method, only, (0,), [first_server(method)], WORK, 1)
+    clients = LocalClients(method, only, (0,), [first_server(method)], WORK, 1)
     server = first_server(method)
     for t in range(3):
         (update,), _, _ = clients.train(t, [server], [[0]])

@@ -13,7 +13,7 @@ from corefed.models.likelihood import Categorical, Gaussian
 from corefed.selectors import selection
 from corefed.selectors.frame import Choice
 from corefed.selectors.subset import subset_size
-from corefed.training.local import Clients
+from corefed.training.local import LocalClients
 
 SIZES = (40, 25, 33)
 
@@ -33,7 +33,7 @@ def train(config, data, rounds, work, chunk=3, build=method.build, hidden=8):
     model = network.mlp((data.x.shape[-1], hidden, 3), Categorical(3))
     built = build(config, model)
     server = built.init_server(Streams([Who(0, SERVER)], 0))
-    clients = Clients(built, data, [0], [server], work, chunk)
+    clients = LocalClients(built, data, [0], [server], work, chunk)
     for t in range(rounds):
         updates, _, _ = clients.train(t, [server], [range(len(SIZES))])
         server = built.aggregate(server, updates[0])
@@ -71,7 +71,9 @@ def test_method_is_algorithm_1(kl_weight, optimizer):
     torch.testing.assert_close(server["v"], v, rtol=0, atol=1e-6)
     for i, (q, w) in enumerate(zip(qs, ws, strict=True)):
         torch.testing.assert_close(clients.private["q"][i], q, rtol=0, atol=1e-6)
-        torch.testing.assert_close(clients.private["weight"][i, : SIZES[i]], w, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            clients.private["subset.weight"][i, : SIZES[i]], w, rtol=0, atol=1e-6
+        )
         assert (w > 0).sum() <= subset_size(torch.tensor([SIZES[i]]), 0.25)
 
 
@@ -87,7 +89,7 @@ def test_fraction_one_is_pfedbayes():
 def test_coreset_is_within_its_size_at_any_setting(fraction, steps):
     data = federation()
     _, clients = train(method.Config(fraction=fraction), data, 2, Work(steps, 10))
-    weight, k = clients.private["weight"], subset_size(data.size, fraction)
+    weight, k = clients.private["subset.weight"], subset_size(data.size, fraction)
     assert ((weight > 0).sum(-1) <= k).all()
     assert (weight >= 0).all()
     assert (weight[data.weight == 0] == 0).all()
@@ -98,13 +100,13 @@ def test_refresh_at_the_latest_after_the_bound():
     """20 steps a round, checks never stale: a refresh in rounds 0, 3, 6, 9 for a bound of 60."""
     config = method.Config(refresh_every=60, check_every=1000, stale=1e9, fraction=0.3)
     _, clients = train(config, federation(), 10, Work(20, 10))
-    assert clients.private["refreshes"].tolist() == [4, 4, 4]
+    assert clients.private["subset.refreshes"].tolist() == [4, 4, 4]
 
 
 def test_refresh_inside_a_round():
     config = method.Config(refresh_every=60, check_every=1000, stale=1e9, fraction=0.3)
     _, clients = train(config, federation(), 1, Work(200, 10))
-    assert clients.private["refreshes"].tolist() == [4, 4, 4]  # at steps 0, 60, 120, 180
+    assert clients.private["subset.refreshes"].tolist() == [4, 4, 4]  # at steps 0, 60, 120, 180
 
 
 def test_stale_coreset_is_refreshed_early():
@@ -113,8 +115,8 @@ def test_stale_coreset_is_refreshed_early():
     strict = method.Config(refresh_every=10**6, check_every=20, stale=1e-9, fraction=0.3)
     _, never = train(slack, federation(), 5, Work(20, 10))
     _, always = train(strict, federation(), 5, Work(20, 10))
-    assert never.private["refreshes"].tolist() == [1, 1, 1]
-    assert always.private["refreshes"].tolist() == [5, 5, 5]
+    assert never.private["subset.refreshes"].tolist() == [1, 1, 1]
+    assert always.private["subset.refreshes"].tolist() == [5, 5, 5]
 
 
 def test_staleness_is_by_client():
@@ -122,11 +124,13 @@ def test_staleness_is_by_client():
     config = method.Config(refresh_every=10**6, check_every=1, stale=0.9, fraction=0.5)
     data = federation()
     _, clients = train(config, data, 3, Work(20, 10))
-    before = clients.private["refreshes"].clone()
-    clients.private["weight"][1] = 25.0 * (torch.arange(data.weight.shape[1]) == 0)  # one point
+    before = clients.private["subset.refreshes"].clone()
+    clients.private["subset.weight"][1] = 25.0 * (
+        torch.arange(data.weight.shape[1]) == 0
+    )  # one point
     server = {"v": clients.private["z"][0]}
     clients.train(3, [server], [range(3)])
-    after = clients.private["refreshes"] - before
+    after = clients.private["subset.refreshes"] - before
     assert after[1] == 1
     assert after[0] == after[2] == 0
 
@@ -167,12 +171,12 @@ def test_weights_that_lose_to_a_uniform_subset_are_not_used(monkeypatch):
     data = federation()
     _, clients = train(method.Config(fraction=0.3, stale=0.5), data, 1, Work(2, 10))
     k = subset_size(data.size, 0.3)
-    for weight, size, kept in zip(clients.private["weight"], SIZES, k.tolist(), strict=True):
+    for weight, size, kept in zip(clients.private["subset.weight"], SIZES, k.tolist(), strict=True):
         assert weight.max().item() == pytest.approx(size / kept)
         assert (weight > 0).sum() == kept
-    assert clients.private["over_uniform"].tolist() == [1, 1, 1]
+    assert clients.private["subset.over_uniform"].tolist() == [1, 1, 1]
     _, trusting = train(method.Config(fraction=0.3), data, 1, Work(2, 10))
-    assert trusting.private["weight"].max() == 1e6
+    assert trusting.private["subset.weight"].max() == 1e6
 
 
 def test_regression_with_learnt_noise():
@@ -186,7 +190,7 @@ def test_regression_with_learnt_noise():
         config = method.Config(fraction=fraction, eta_1=0.02, eta_2=0.02, zeta=1.0)
         built = method.build(config, model)
         server = built.init_server(Streams([Who(0, SERVER)], 0))
-        clients = Clients(built, data, [0], [server], Work(100, 100), 2)
+        clients = LocalClients(built, data, [0], [server], Work(100, 100), 2)
         for t in range(8):
             updates, _, _ = clients.train(t, [server], [range(2)])
             server = built.aggregate(server, updates[0])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from quadratics import EXACT, Quadratics, after, quadratics, run, settled, times
 
+from corefed.base.rng import Streams
 from corefed.base.types import Tree, Update
 from corefed.methods import fedavg
 from corefed.methods.fedavg import Config
@@ -81,7 +82,7 @@ def test_private_state_of_a_wrapper_goes_through_a_round(task: Quadratics) -> No
     method = fedavg.build(Config(), task.model)
     theta = torch.zeros(3, 4, dtype=torch.float64)
     private: Tree = {"theta": theta, "kept": torch.arange(3.0)}
-    working = method.begin({"theta": theta}, private, task.data)
+    working = method.begin({"theta": theta}, private, task.data, Streams([], 0))
     working, _ = method.step(working, task.whole, torch.empty(3, 0))
     message, after_it = method.end({"theta": theta}, working)
     assert torch.equal(after_it["kept"], private["kept"])

@@ -11,6 +11,7 @@ from commands import SMALL, corefed
 from quadratics import EXACT, Quadratics, after, quadratics, run, times
 from torch import Tensor
 
+from corefed.base.rng import Streams
 from corefed.base.types import ClientData
 from corefed.methods import fedavg, independent
 from corefed.methods.independent import Config
@@ -98,6 +99,6 @@ def test_training_does_not_touch_the_start(task: Quadratics) -> None:
     broadcast = {"theta": start.expand(3, -1)}
     private = method.init_client(broadcast, task.data)
     kept: Tensor = private["theta"].clone()
-    working = method.begin(broadcast, private, task.data)
+    working = method.begin(broadcast, private, task.data, Streams([], 0))
     method.step(working, task.whole, torch.empty(3, 0))
     assert torch.equal(private["theta"], kept)

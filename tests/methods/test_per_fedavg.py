@@ -193,10 +193,10 @@ def test_minibatches_of_a_step_are_different_points() -> None:
     network = Network()
     data = network.data._replace(y=torch.arange(400).expand(3, -1))
     method = per_fedavg.build(HF, network.model)
-    assert method.batches == 3
+    assert method.traits.batches == 3
     streams = Streams([Who(0, c) for c in range(3)], 0)
-    for batch in batches(data, data.weight, streams, 5, 20, method.batches):
-        split = parts(batch, method.batches)
+    for batch in batches(data, data.weight, streams, 5, 20, method.traits.batches):
+        split = parts(batch, method.traits.batches)
         assert [b.y.shape for b in split] == [(3, 20)] * 3
         for client in range(3):
             drawn = torch.cat([b.y[client] for b in split]).tolist()

@@ -10,6 +10,7 @@ from quadratics import EXACT, Quadratics, after, quadratics, run, settled, times
 from torch import Tensor
 
 from corefed.base.errors import UserError
+from corefed.base.rng import Streams
 from corefed.base.types import Tree, Update
 from corefed.methods import pfedme
 from corefed.methods.pfedme import Config
@@ -61,7 +62,9 @@ def test_a_local_step_is_gradient_descent_on_the_moreau_envelope(task: Quadratic
     torch.testing.assert_close(slope, times(moreau(task), w - task.optimum), **EXACT)
 
     method = pfedme.build(CONVERGED, task.model)
-    working = method.begin({"w": w}, method.init_client({"w": w}, task.data), task.data)
+    working = method.begin(
+        {"w": w}, method.init_client({"w": w}, task.data), task.data, Streams([], 0)
+    )
     working, _ = method.step(working, task.whole, torch.empty(3, 0))
     torch.testing.assert_close((w - working["w"]) / CONVERGED.learning_rate, slope, **EXACT)
 

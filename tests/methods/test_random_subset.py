@@ -82,8 +82,8 @@ def test_a_subset_is_kept_or_redrawn(task: Quadratics, base: Any) -> None:
         seen: list[Tensor] = []
         for rounds in range(1, 7):
             private = run(method, task.data, rounds, steps=2).clients.private
-            assert (private["weight"] > 0).sum(-1).tolist() == [4, 8, 16]
-            seen.append(private["weight"])
+            assert (private["subset.weight"] > 0).sum(-1).tolist() == [4, 8, 16]
+            seen.append(private["subset.weight"])
         assert len({tuple(w.flatten().tolist()) for w in seen}) == distinct
         if distinct > 1:
             assert torch.equal(seen[0], seen[1])
@@ -124,7 +124,7 @@ def test_what_was_chosen_stays_on_the_client(task: Quadratics, base: Any) -> Non
     config = Config(base=base)
     found = run(random_subset.build(config, task.model), task.data, 1)
     assert set(found.message) == set(run(BASES[base], task.data, 1).message)
-    assert {"weight", "age"} <= set(found.clients.private)
+    assert {"subset.weight", "subset.age"} <= set(found.clients.private)
 
 
 def test_fedavg_settles_where_the_subsets_send_it(task: Quadratics) -> None:
@@ -134,7 +134,7 @@ def test_fedavg_settles_where_the_subsets_send_it(task: Quadratics) -> None:
     """
     config = Config(base="fedavg", fraction=0.5, learning_rate=0.2)
     ended = run(random_subset.build(config, task.model), task.data, 400)
-    weight = ended.clients.private["weight"]
+    weight = ended.clients.private["subset.weight"]
     design = torch.cat([task.data.x, torch.ones_like(task.data.y)], -1)
     weighted = design * weight.unsqueeze(-1)
     normal, target = weighted.mT @ design, weighted.mT @ task.data.y

@@ -33,7 +33,8 @@ from corefed.base.types import ClientData, Method, Tree, Update, Work
 from corefed.methods import pfedbayes, registry
 from corefed.models.likelihood import Categorical, Gaussian
 from corefed.models.network import Model, mlp
-from corefed.training.local import Clients, chunk_for, local_round
+from corefed.training import client_side
+from corefed.training.local import LocalClients, chunk_for
 
 SIZES = (7, 23, 30, 15, 1)  # a batch is 8; the clients of 7 and 1 have less
 SINGLE_CLASS = 3  # the client of 15 points has one label
@@ -178,7 +179,7 @@ def run(
         {k: v.to(like) for k, v in method.init_server(Streams([Who(s, SERVER)], 0)).items()}
         for s in seeds
     ]
-    clients = Clients(method, data, seeds, servers, WORK, chunk, source)
+    clients = LocalClients(method, data, seeds, servers, WORK, chunk, source)
     everyone = [range(len(data.weight) // len(seeds))] * len(seeds)
     messages, losses, last = [], [], []
     for t in range(rounds):
@@ -277,7 +278,7 @@ def test_clients_come_and_go(row: Row) -> None:
     """Cohorts drawn as a run does: a client that sits out goes on from where it was."""
     method, data = build(row), federation()
     servers = [{k: v.double() for k, v in method.init_server(_server(0)).items()}]
-    first, second = (Clients(method, data, (0,), servers, WORK, chunk) for chunk in (1, 100))
+    first, second = (LocalClients(method, data, (0,), servers, WORK, chunk) for chunk in (1, 100))
     for t in range(row.rounds):
         cohort = choose(0, t, len(SIZES), 2)
         (one,), _, _ = first.train(t, servers, [cohort])
@@ -345,7 +346,7 @@ def test_another_seed_gives_other_results(row: Row) -> None:
     starts = [method.init_server(_server(seed)) for seed in (0, 1)]
     broadcast, private = _start(method, data)
     messages = [
-        local_round(method, broadcast, private, data, _streams(seed), WORK).message
+        client_side.train(method, broadcast, private, data, _streams(seed), WORK).message
         for seed in (0, 1)
     ]
     for first, second in (starts, messages):
@@ -361,10 +362,10 @@ def test_local_training_leaves_its_arguments_alone(row: Row) -> None:
     """`working` belongs to the call; broadcast, private state and data do not."""
     method, data = build(row), federation()
     broadcast, private = _start(method, data)
-    private = local_round(method, broadcast, private, data, _streams(0), WORK).private
+    private = client_side.train(method, broadcast, private, data, _streams(0), WORK).private
     given = {"broadcast": broadcast, "private": private, "data": data._asdict()}
     copies = {name: {k: v.clone() for k, v in tree.items()} for name, tree in given.items()}
-    local_round(method, broadcast, private, data, _streams(0, 1), WORK)
+    client_side.train(method, broadcast, private, data, _streams(0, 1), WORK)
     for name, tree in given.items():
         assert equal(tree, copies[name]), name
 
@@ -374,16 +375,16 @@ def test_local_training_leaves_its_arguments_alone(row: Row) -> None:
 def test_every_tensor_has_the_client_axis(row: Row, kind: str) -> None:
     method, data = build(row, kind), federation(kind)
     broadcast, start = _start(method, data)
-    trained = local_round(method, broadcast, start, data, _streams(0), WORK)
+    trained = client_side.train(method, broadcast, start, data, _streams(0), WORK)
     assert set(trained.private) == set(start)  # a runtime stores by these names
-    for tree in (trained.private, trained.message, method.report(trained.private)):
+    for tree in (trained.private, trained.message, client_side.report(method, trained.private)):
         assert all(v.shape[0] == len(SIZES) for v in tree.values())
     for name, value in start.items():
         assert trained.private[name].shape == value.shape
         assert trained.private[name].dtype == value.dtype
     assert trained.loss.shape == trained.examples.shape == (len(SIZES),)
     assert trained.loss.isfinite().all()
-    most = WORK.steps * method.passes * torch.tensor(SIZES).clamp_max(WORK.batch)
+    most = WORK.steps * method.traits.passes * torch.tensor(SIZES).clamp_max(WORK.batch)
     assert (trained.examples > 0).all()
     assert (trained.examples <= most).all()
 
@@ -404,7 +405,7 @@ def test_examples_of_training_on_all_data() -> None:
     """R steps of min(n, b) points for each client; a single-class client is no exception."""
     method, data = build(Row("pfedbayes")), federation()
     broadcast, private = _start(method, data)
-    trained = local_round(method, broadcast, private, data, _streams(0), WORK)
+    trained = client_side.train(method, broadcast, private, data, _streams(0), WORK)
     assert trained.examples.tolist() == [4 * min(n, 8) for n in SIZES]
 
 
@@ -545,4 +546,4 @@ def _start(method: Method, data: ClientData) -> tuple[Tree, Tree]:
     """A broadcast to all clients and their first private state."""
     server = method.init_server(_server(0))
     broadcast = {k: v.to(data.x).expand(len(SIZES), *v.shape) for k, v in server.items()}
-    return broadcast, method.init_client(broadcast, data)
+    return broadcast, client_side.start(method, broadcast, data)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
-from corefed.base.types import ClientData, Method
+from corefed.base.types import ClientData, Method, Work
 from corefed.methods import fedavg, registry
 from corefed.methods.submodular import Config, diverse
 from corefed.models.likelihood import Categorical
@@ -34,7 +34,7 @@ from corefed.selectors import submodular as engine
 from corefed.selectors.similarity import Metric, Points, own_cosine
 from corefed.selectors.submodular import Objective, greedy
 from corefed.settings import config
-from corefed.training.local import Clients, Work
+from corefed.training.local import LocalClients
 from corefed_studies.bench import submodular
 from corefed_studies.bench.submodular import OBJECTIVES, by_submodlib, naive, similarities, value
 
@@ -360,7 +360,7 @@ def test_each_client_picks_from_its_own_points(objective: Objective, metric: Met
 def trained(method: Method, rounds: int) -> tuple[list[Tensor], Tensor | None]:
     data = federation()
     server = method.init_server(Streams([Who(0, SERVER)], 0))
-    clients = Clients(method, data, [0], [server], Work(steps=3, batch=5), 4)
+    clients = LocalClients(method, data, [0], [server], Work(steps=3, batch=5), 4)
     messages = []
     for t in range(rounds):
         (update,), _, _ = clients.train(t, [server], [range(4)])

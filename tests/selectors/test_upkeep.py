@@ -23,7 +23,7 @@ from corefed.selectors import renewal, selection, sketches
 from corefed.selectors.subset import subset_size
 from corefed.settings.config import resolve
 from corefed.training import rounds
-from corefed.training.local import Clients
+from corefed.training.local import LocalClients
 
 SIZES = (40, 25, 33)
 MODEL = mlp((6, 8, 3), Categorical(3))  # 56 weights below the last layer, 27 in it
@@ -48,7 +48,7 @@ class Federation:
         self.method = coreset_pfedbayes.build(self.config, MODEL)
         self.server = self.method.init_server(Streams([Who(0, SERVER)], 0))
         self.data = ClientData(x, y, weight)
-        self.clients = Clients(self.method, self.data, [0], [self.server], work, chunk)
+        self.clients = LocalClients(self.method, self.data, [0], [self.server], work, chunk)
         self.round = 0
 
     @property
@@ -65,7 +65,7 @@ class Federation:
 
     @property
     def refreshes(self) -> list[int]:
-        return [int(r) for r in self.private["refreshes"].tolist()]
+        return [int(r) for r in self.private["subset.refreshes"].tolist()]
 
 
 # How often
@@ -116,14 +116,14 @@ def test_movement_by_hand() -> None:
     q = before.clone()
     q[:, 0] = torch.tensor([[1.0, 0.0], [0.1, -0.1]])
     q[:, 1] = 7.0  # sigma now does not enter
-    working = {"q": q, "before": before, "age": torch.zeros(2)}
+    state = {"before": before, "age": torch.zeros(2)}
 
     def moved(limit: float) -> list[bool]:
-        return renewal.has_moved(rule_of(moved=limit), working).tolist()
+        return renewal.has_moved(rule_of(moved=limit), state, q).tolist()
 
     assert moved(0.19) == [True, True] and moved(0.21) == [True, False]
     assert moved(1.41) == [True, False] and moved(1.42) == [False, False]
-    assert renewal.has_moved(rule_of(), {"age": torch.zeros(2)}).tolist() == [False, False]
+    assert renewal.has_moved(rule_of(), {"age": torch.zeros(2)}, q).tolist() == [False, False]
 
 
 @pytest.mark.parametrize(("work", "many"), [(Work(240, 10), 1), (Work(20, 10), 12)])
@@ -147,7 +147,7 @@ def test_a_posterior_that_moved_has_a_new_coreset_before_its_time() -> None:
     q = federation.private["q"]
     q[1, 0] += 2 * gaussian.sigma(q[1, 1])  # one client, by two of its sigmas
     assert federation.train(2).refreshes == [1, 2, 1]  # once, and then it is where it was chosen
-    assert federation.private["age"].tolist() == [100] * 3  # the schedule stays
+    assert federation.private["subset.age"].tolist() == [100] * 3  # the schedule stays
     restless = Federation(Work(20, 10), refresh_every=10**6, moved=1e-9).train(3)
     assert restless.refreshes == [3, 3, 3]
 
@@ -155,10 +155,10 @@ def test_a_posterior_that_moved_has_a_new_coreset_before_its_time() -> None:
 def test_where_the_path_is_matched_the_last_choice_is_kept() -> None:
     federation = Federation(Work(20, 10), refresh_every=40, around="path")
     start = federation.private["q"].clone()
-    assert torch.equal(federation.train(2).private["before"], start)
+    assert torch.equal(federation.train(2).private["subset.before"], start)
     chosen_at = federation.private["q"].clone()
-    assert torch.equal(federation.train().private["before"], chosen_at)
-    assert "before" not in Federation(Work(20, 10)).private
+    assert torch.equal(federation.train().private["subset.before"], chosen_at)
+    assert "subset.before" not in Federation(Work(20, 10)).private
 
 
 # What it costs, and how good it is
@@ -169,10 +169,12 @@ def test_what_was_looked_at_is_counted() -> None:
     that which follows 200 steps: of the second client alone, at its sixth."""
     federation = Federation(Work(20, 10)).train()
     n = torch.tensor(SIZES).float()
-    torch.testing.assert_close(federation.private["looked"], (CHOICE + CHECK) * n)
+    torch.testing.assert_close(federation.private["subset.looked"], (CHOICE + CHECK) * n)
     federation.train(11)
     times, looks = torch.tensor([4.0, 6.0, 4.0]), torch.tensor([1.0, 2.0, 1.0])
-    torch.testing.assert_close(federation.private["looked"], (CHOICE * times + CHECK * looks) * n)
+    torch.testing.assert_close(
+        federation.private["subset.looked"], (CHOICE * times + CHECK * looks) * n
+    )
     settings = upkeep_of(federation.config, MODEL).settings
     assert renewal.cost("calibrated", MODEL, settings) == pytest.approx(CHOICE)
     assert sketches.passes(MODEL, settings) == pytest.approx(CHOICE)
@@ -182,10 +184,10 @@ def test_what_was_looked_at_is_counted() -> None:
 def test_the_error_is_looked_at_first_and_every_so_often() -> None:
     """A choice every 20 steps, a look every 60: the figure changes in rounds 0, 3, 6."""
     federation = Federation(Work(20, 10), refresh_every=20, check_every=60)
-    assert federation.private["held_out_error"].isnan().all()
+    assert federation.private["subset.held_out_error"].isnan().all()
     seen: list[Tensor] = []
     for _ in range(7):
-        seen.append(federation.train().private["held_out_error"].clone())
+        seen.append(federation.train().private["subset.held_out_error"].clone())
     assert all(bool(figure.isfinite().all() and (figure > 0).all()) for figure in seen)
     changes = [t for t in range(1, 7) if not torch.equal(seen[t], seen[t - 1])]
     assert changes == [3, 6]
@@ -199,14 +201,16 @@ def test_the_recorded_error_is_that_of_the_coreset_on_fresh_draws() -> None:
     upkeep = upkeep_of(federation.config, MODEL)
     for row, size in enumerate(SIZES):
         own = ClientData(*(field[row : row + 1, :size] for field in federation.data))
-        w = federation.private["weight"][row : row + 1, :size]
+        w = federation.private["subset.weight"][row : row + 1, :size]
         plain = selection.Sketch((1.0,), 64, 1)
         streams = Streams([Who(0, row)], 0)
         g = selection.stacked_potentials(MODEL, q[row : row + 1], own, plain, streams, "check")
         k = subset_size(own.size, 0.3)
         error, uniform = selection.judge(g, w, k, own.weight > 0)
-        assert float(federation.private["held_out_error"][row]) == pytest.approx(float(error))
-        ratio = float(federation.private["over_uniform"][row])
+        assert float(federation.private["subset.held_out_error"][row]) == pytest.approx(
+            float(error)
+        )
+        ratio = float(federation.private["subset.over_uniform"][row])
         assert ratio == pytest.approx(float(error / uniform))
         again = upkeep.quality(q[row : row + 1], w, own, Streams([Who(0, row)], 0))
         assert float(again.error) == pytest.approx(float(error))
@@ -215,9 +219,14 @@ def test_the_recorded_error_is_that_of_the_coreset_on_fresh_draws() -> None:
 def test_a_client_whose_coreset_is_all_its_data_is_never_looked_at() -> None:
     federation = Federation(Work(20, 10), sizes=(40, 1, 3), fraction=0.7, stale=0.5, check_every=5)
     private = federation.train(3).private
-    assert torch.equal(private["weight"][1:], federation.data.weight[1:])  # 0.7 of 3 is 3 points
+    assert torch.equal(
+        private["subset.weight"][1:], federation.data.weight[1:]
+    )  # 0.7 of 3 is 3 points
     for figure in ("refreshes", "looked", "held_out_error", "over_uniform"):
-        assert private[figure][1:].tolist() == [0, 0] and float(private[figure][0]) > 0
+        assert (
+            private[f"subset.{figure}"][1:].tolist() == [0, 0]
+            and float(private[f"subset.{figure}"][0]) > 0
+        )
 
 
 # Every selector, and both runtimes
@@ -232,14 +241,14 @@ def test_every_selector_trains(name: str) -> None:
     federation = Federation(Work(21, 10), selector=name, refresh_every=10).train()
     private = federation.private
     assert federation.refreshes == [3] * 3
-    size = (private["weight"] > 0).sum(-1)
+    size = (private["subset.weight"] > 0).sum(-1)
     assert (size >= 1).all() and (size <= subset_size(federation.data.size, 0.3)).all()
     assert private["q"].isfinite().all()
     settings = upkeep_of(federation.config, MODEL).settings
     if name == "matching":  # max(2k, 200) draws
         settings = settings._replace(draws=selection.draws_for(12, 40, 0, 2048))
     passes = 3 * renewal.cost(name, MODEL, settings) + CHECK
-    torch.testing.assert_close(private["looked"], passes * torch.tensor(SIZES).float())
+    torch.testing.assert_close(private["subset.looked"], passes * torch.tensor(SIZES).float())
 
 
 def test_clients_alone_and_together_choose_alike() -> None:
@@ -247,10 +256,11 @@ def test_clients_alone_and_together_choose_alike() -> None:
     leaves roundings; weights follow them, and the points taken are the same after 240 steps."""
     together, alone = Federation(Work(20, 10)).train(), Federation(Work(20, 10), chunk=1).train()
     for name in ("weight", "owed", "held_out_error", "looked", "age", "refreshes"):
-        assert torch.equal(together.private[name], alone.private[name]), name
+        mine, theirs = (each.private[f"subset.{name}"] for each in (together, alone))
+        assert torch.equal(mine, theirs), name
     one, other = together.train(11).private, alone.train(11).private
-    assert torch.equal(one["weight"] > 0, other["weight"] > 0)
-    torch.testing.assert_close(one["weight"], other["weight"], rtol=1e-3, atol=1e-3)
+    assert torch.equal(one["subset.weight"] > 0, other["subset.weight"] > 0)
+    torch.testing.assert_close(one["subset.weight"], other["subset.weight"], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(one["q"], other["q"], rtol=1e-4, atol=1e-5)
 
 
@@ -262,7 +272,7 @@ def test_what_was_looked_at_is_recorded(tmp_path: Path) -> None:
              "hidden": "4", "evaluate_draws": 2, "refresh_every": 20, "seeds": "0,1"}  # fmt: skip
     trained = rounds.train(resolve(flags=flags), tmp_path / "run")
     lines = [json.loads(s) for s in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
-    looked = trained.setup.clients.private["looked"].double().view(2, -1).sum(-1)
+    looked = trained.setup.clients.private["subset.looked"].double().view(2, -1).sum(-1)
     for seed in range(2):
         each = [line["selection_examples"][seed] for line in lines]
         assert sum(each) == pytest.approx(float(looked[seed]))

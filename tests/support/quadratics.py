@@ -17,7 +17,7 @@ from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import Batch, ClientData, Method, Tree, Work
 from corefed.models.likelihood import Gaussian
 from corefed.models.network import Model, mlp
-from corefed.training.local import Clients
+from corefed.training.local import LocalClients
 
 FEATURES, NOISE = 3, 0.8
 SIZES = (16, 32, 64)
@@ -84,7 +84,7 @@ def after(matrix: Tensor, rate: float, steps: int) -> Tensor:
 
 class Ended(NamedTuple):
     server: Tree
-    clients: Clients
+    clients: LocalClients
     message: Tree  # of the last round
 
 
@@ -101,7 +101,7 @@ def run(
     start = method.init_server(Streams([Who(seed, SERVER)], 0))
     server = {name: value.to(data.x) for name, value in start.items()}
     work = Work(steps, batch)
-    clients = Clients(method, data, [seed], [server], work, chunk=len(data.weight))
+    clients = LocalClients(method, data, [seed], [server], work, chunk=len(data.weight))
     message: Tree = {}
     for t in range(rounds):
         (update,), _, _ = clients.train(t, [server], [cohort or range(len(data.weight))])

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from corefed.base.types import ClientData, Method, Tree
+from corefed.base.types import ClientData, Method, Traits, Tree, Work
 from corefed.training import evaluate
-from corefed.training.local import Clients, Work
+from corefed.training.local import LocalClients
 
 # Three points, two classes: right with .9, wrong with .6, right with .6.
 P = torch.tensor([[[0.9, 0.1], [0.6, 0.4], [0.4, 0.6]]], dtype=torch.float64)
@@ -79,7 +79,7 @@ def table_method(probabilities: torch.Tensor) -> Method:
 
     return Method(
         name="table", init_server=nothing, init_client=lambda b, d: {"p": probabilities},
-        begin=nothing, select=None, weights=nothing, step=nothing, end=nothing,
+        begin=nothing, step=nothing, end=nothing,
         aggregate=nothing, models=models, predict=lambda model, x, noise: model["p"], noise=(1, 0),
     )  # type: ignore[arg-type]  # fmt: skip
 
@@ -93,7 +93,7 @@ def test_pooled_over_clients_by_run_and_without_padding(chunk: int) -> None:
     data = ClientData(torch.zeros(4, 3, 1), y, weight)
     method = table_method(p)
     servers = [{"p": torch.full((3, 2), 0.5)}, {"p": torch.full((3, 2), 0.5)}]
-    clients = Clients(method, data, (0, 1), servers, Work(1, 1), chunk * 2)
+    clients = LocalClients(method, data, (0, 1), servers, Work(1, 1), chunk * 2)
     found = evaluate.evaluate(clients, method, servers, data, 0, draws=2, classes=2)
     assert [m["personal_accuracy"] for m in found.metrics] == [3 / 4, 1 / 2]
     assert [m["global_nll"] for m in found.metrics] == pytest.approx([math.log(2)] * 2)
@@ -119,9 +119,9 @@ def test_personal_models_on_the_other_clients_points(chunk: int) -> None:
     def predict(model: Tree, x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         return model["p"].unsqueeze(1).expand(-1, per_run, -1)
 
-    method = table_method(answers)._replace(predict=predict, elsewhere=True)
+    method = table_method(answers)._replace(predict=predict, traits=Traits(sent=()))
     servers = [{"p": torch.zeros(per_run)}] * runs
-    clients = Clients(method, data, (0, 1), servers, Work(1, 1), chunk * 2)
+    clients = LocalClients(method, data, (0, 1), servers, Work(1, 1), chunk * 2)
     found = evaluate.evaluate(clients, method, servers, data, 0, draws=2, classes=per_run)
     for metrics in found.metrics:
         assert metrics["personal_accuracy"] == 1.0

@@ -241,7 +241,7 @@ def test_the_bits_of_a_run() -> None:
     }
     given = {**QUICK, "fraction": 0.3, "scale": "unit"}
     found = Federation(seed=1, **given).fit(clients)
-    models, ours = fitted.models_of(trained.setup, trained.servers), fitted_of(found).models
+    models, ours = fitted.models_of(trained.setup.trees(trained.servers)), fitted_of(found).models
     assert ours.keys() == models.keys()
     for name, value in ours.items():
         assert torch.equal(value, models[name][: len(value)])

@@ -1,12 +1,12 @@
 """The whole contract: what data, state, messages and a method are.
 
 One rule holds everywhere: **every tensor of client data, state or message carries a leading client
-axis of length C**. The plain-loop runtime calls a method with C = 1, once a client; the vmap
-runtime calls the same functions with all clients stacked; a Flower client is C = 1 on another
-machine. A method is written once and cannot tell which runtime called it.
+axis of length C**. The loop runtime calls a method with C = 1, once per client; the vmap runtime
+calls the same functions with all clients stacked; a Flower client is C = 1 on another machine. A
+method is written once and cannot tell which runtime called it.
 
 Symbols: C clients in the call, n padded number of points, P length of the flat parameter vector,
-K Monte-Carlo draws a step, b batch size, R local steps a round.
+K Monte-Carlo draws per step, b batch size, R local steps per round.
 """
 
 from __future__ import annotations
@@ -68,33 +68,58 @@ class Work(NamedTuple):
     batch: int  # b
 
 
+class Subset(NamedTuple):
+    """How a method trains on a part of each client's points.
+
+    The state of a subset is private to the client, beside that of the method: the runtime keeps
+    it, and the method never sees it. One row per client in every tensor.
+    """
+
+    init: Callable[[Tree, ClientData], Tree]  # (private, data) -> state before the first selection
+    select: Callable[[Tree, Tree, ClientData, Streams, Work], Tree]  # (state, working, data,
+    # streams, work) -> state; reselects for the clients that are due
+    weights: Callable[[Tree], Tensor]  # state -> [C, n] weights to train on; 0 leaves a point out
+    after: Callable[[Tree, int], Tree]  # (state, local steps that have passed) -> state
+    every: int = 0  # local steps between calls of `select` inside a round; 0: once per round
+    report: Callable[[Tree], Tree] = lambda state: {}  # numbers per client, [C] each, to record
+    cost: Callable[[Tree], Tensor] | None = None  # state -> [C] forward passes of points spent on
+    # selecting so far; None: not counted
+
+
+class Traits(NamedTuple):
+    """What a runtime, a federation or a report may have to know about a method."""
+
+    batches: int = 1  # independent minibatches per step, side by side along the batch axis
+    passes: int = 1  # gradients of one minibatch's size per step, to count examples by
+    sent: tuple[str, ...] | None = None  # parts of the server's state that clients get; None: all,
+    # (): nothing, so that clients share nothing
+    posteriors: tuple[str, ...] = ()  # parts of the message: [2, P] mean-field Gaussians (mu, rho)
+    aligned: bool = True  # entry i of message[NAME] and of server[NAME] is the same parameter
+    report: Callable[[Tree], Tree] = lambda private: {}  # numbers per client, [C] each, to record
+
+
 class Method(NamedTuple):
     """A federated method as pure functions; hyper-parameters are bound once, in `build`.
 
-    `working` belongs to the call: `step` may change it in place. `server`, `broadcast`, `private`
-    and `message` are three different things and never mix: `server` has no client axis;
-    `broadcast` is `server` repeated over clients; `private` never leaves the client.
+    Four kinds of state never mix. `server` is what the server keeps, without a client axis.
+    `broadcast` is `server` repeated over clients. `private` never leaves the client. `working`
+    lives for one round, and only it may be changed in place. Private tensors that `end` does not
+    return keep their value.
     """
 
     name: str
     init_server: Callable[[Streams], Tree]
     init_client: Callable[[Tree, ClientData], Tree]  # (broadcast, data) -> private
-    begin: Callable[[Tree, Tree, ClientData], Tree]  # (broadcast, private, data) -> working
-    select: Callable[[Tree, ClientData, Streams, Work], Tree] | None  # choose, refresh the subset
-    weights: Callable[[Tree, ClientData], Tensor]  # (working, data) -> [C, n] weights trained on
-    step: Callable[[Tree, Batch, Tensor], tuple[Tree, Tree]]  # (working, batch, noise)
+    begin: Callable[[Tree, Tree, ClientData, Streams], Tree]  # (broadcast, private, data, streams)
+    # -> working
+    step: Callable[[Tree, Batch, Tensor], tuple[Tree, Tree]]  # (working, batch, noise) -> (working,
+    # info); info["loss"] is [C]
     end: Callable[[Tree, Tree], tuple[Tree, Tree]]  # (broadcast, working) -> (message, private)
-    aggregate: Callable[[Tree, Update], Tree]
+    aggregate: Callable[[Tree, Update], Tree]  # (server, update) -> server
     models: Callable[[Tree, Tree, ClientData], dict[str, Tree]]  # (broadcast, private, training
     # data) -> models to evaluate: personal, global, localized; those that the method has
     predict: Callable[[Tree, Tensor, Tensor], Tensor]  # (model, x, noise) -> [C, n, out]
-    noise: tuple[int, ...]  # shape, for one client, of the standard normals one step consumes;
-    # its last entry is what a draw of the weights consumes at evaluation: (0,) for a point estimate
-    report: Callable[[Tree], Tree] = lambda private: {}  # figures a client, [C] each, to record
-    select_every: int = 0  # local steps between calls of `select` inside a round; 0: once a round
-    batches: int = 1  # independent minibatches of a step, side by side along the batch axis
-    passes: int = 1  # gradients of one minibatch's size in a step, to count examples by
-    downlink: tuple[str, ...] | None = None  # what of the server's state is sent; None: all of it
-    elsewhere: bool = False  # personal models are also tried on the other clients' test points
-    posteriors: tuple[str, ...] = ()  # of the message: [2, P] mean-field Gaussians (mu, rho)
-    aligned: bool = True  # what message[NAME] holds means what server[NAME] does, entry by entry
+    noise: tuple[int, ...]  # shape, per client, of the standard normals that one step consumes; its
+    # last entry is what a draw of the weights consumes at evaluation: (0,) for a point estimate
+    subset: Subset | None = None  # None: trains on all points
+    traits: Traits = Traits()

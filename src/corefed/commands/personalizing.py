@@ -179,7 +179,7 @@ def keep(place: Path, joined: Newcomer) -> None:
     folder.keep(lambda path: fitted.keep_data(path, joined.setup.data))
     for line in joined.lines:
         folder.append(line)
-    folder.keep(lambda path: fitted.keep_models(path, joined.setup, [joined.server]))
+    folder.keep(lambda path: fitted.keep_models(path, joined.setup.trees([joined.server])))
     folder.finish(joined.summary)
 
 

@@ -15,8 +15,7 @@ import torch
 from corefed.base.types import Tree
 from corefed.federation.protocol import Reply
 from corefed.training import evaluate
-from corefed.training.evaluate import BINS
-from corefed.training.rounds import by_label, figures_of
+from corefed.training.evaluate import BINS, by_label, means_of
 
 MODELS = ("personal", "global", "localized")
 
@@ -51,7 +50,7 @@ def training(replies: Sequence[Reply]) -> dict[str, Any]:
     return {
         "loss": [sum(known) / len(known) if known else None],
         "examples": [int(sum(processed))],
-        "coreset": figures_of(report, 1),
+        "coreset": means_of(report, 1),
     }
 
 

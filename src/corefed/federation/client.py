@@ -34,12 +34,10 @@ from corefed.federation.store import Store
 from corefed.federation.trust import privacy
 from corefed.methods import registry
 from corefed.models import own
-from corefed.models.network import Model
 from corefed.settings import config
 from corefed.settings.config import Experiment
-from corefed.training import setup
+from corefed.training import client_side, setup
 from corefed.training.evaluate import of_clients
-from corefed.training.local import local_round
 
 SPLIT_SEED = 0
 """Of the test part of data without one: the client's own, the same in every run."""
@@ -70,7 +68,6 @@ class Desk(NamedTuple):
     """Everything about a task but the task: made anew for each, since Flower starts a process."""
 
     experiment: Experiment
-    model: Model
     method: Method
     preparation: Preparation
     train: ClientData  # one client: [1, n, ...]
@@ -118,7 +115,8 @@ def _train(task: Task, place: Place, desk: Desk) -> Reply:
     broadcast = _broadcast(task.tree, desk.device)
     streams = Streams([Who(desk.seed, task.client)], task.round, desk.device)
     work = Work(run.local_steps, run.batch_size)
-    trained = local_round(method, broadcast, _private(task, desk), desk.train, streams, work)
+    private = _private(task, desk)
+    trained = client_side.train(method, broadcast, private, desk.train, streams, work)
     message = {name: value[0].cpu() for name, value in trained.message.items()}
     figures: dict[str, Any] = {
         "examples": int(desk.train.size.item()),
@@ -127,10 +125,11 @@ def _train(task: Task, place: Place, desk: Desk) -> Reply:
     if place.share_metrics:
         figures["loss"] = trained.loss.item()
         figures["processed"] = int(trained.examples.item())
-        figures["coreset"] = {k: float(v[0]) for k, v in method.report(trained.private).items()}
+        numbers = client_side.report(method, trained.private)
+        figures["coreset"] = {name: float(value[0]) for name, value in numbers.items()}
     if private_upload:
         message = _privatised(task, place, method, message)
-    if task.difference and method.aligned:
+    if task.difference and method.traits.aligned:
         message = wire.difference(message, task.tree)
     message = wire.narrowed(message, task.upload)
     desk.store.save(task.run, task.round + 1, {k: v.cpu() for k, v in trained.private.items()})
@@ -173,7 +172,6 @@ def _keep(task: Task, place: Place, desk: Desk) -> None:
             desk.preparation,
             desk.train,
             desk.test,
-            desk.model,
             desk.method,
             _broadcast(task.tree, desk.device),
             _private(task._replace(round=task.round + 1), desk),
@@ -205,7 +203,6 @@ def _prepare(task: Task, place: Place, wanted: Experiment) -> Desk:
     seed = wanted.run.seeds[0]
     return Desk(
         wanted,
-        model,
         method,
         keeping.prepared(data, agreement, place.target),
         train.to(device),
@@ -259,7 +256,7 @@ def _private(task: Task, desk: Desk) -> Tree:
     if kept is not None:
         return {name: value.to(desk.device) for name, value in kept.items()}
     first = desk.method.init_server(Streams([Who(desk.seed, SERVER)], 0))
-    return desk.method.init_client(_broadcast(first, desk.device), desk.train)
+    return client_side.start(desk.method, _broadcast(first, desk.device), desk.train)
 
 
 def _note(notes: Sequence[str]) -> None:
@@ -304,7 +301,7 @@ def _privatised(task: Task, place: Place, method: Method, message: Tree) -> Tree
     noisy, _ = privacy.privatise(
         message,
         task.tree,
-        method.posteriors,
+        method.traits.posteriors,
         task.dp_clip,
         task.dp_noise,
         privacy.secret_generator(),

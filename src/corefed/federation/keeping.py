@@ -13,16 +13,15 @@ from pathlib import Path
 
 import torch
 
-from corefed.base.types import ClientData, Method, Tree, Work
+from corefed.base.types import ClientData, Method, Tree
 from corefed.data.clients import FederatedData
 from corefed.data.columns import Column
 from corefed.data.preparation import Preparation
 from corefed.federation.protocol import Agreement
 from corefed.federation.reading.local_data import LocalData
-from corefed.models.network import Model
 from corefed.settings.config import Experiment, to_dict
-from corefed.training import evaluate, fitted, local, record
-from corefed.training.setup import Setup
+from corefed.training import evaluate, fitted, record
+from corefed.training.setup import Trees
 
 
 def prepared(data: LocalData, agreement: Agreement, target: str) -> Preparation:
@@ -49,7 +48,6 @@ def keep(
     preparation: Preparation,
     train: ClientData,
     test: ClientData,
-    model: Model,
     method: Method,
     broadcast: Tree,
     private: Tree,
@@ -62,14 +60,11 @@ def keep(
         train, test, classes, targets, [name], preparation.labels, (), (preparation,)
     )
     server = {each: value[0] for each, value in broadcast.items()}
-    work = Work(run.local_steps, run.batch_size)
-    clients = local.Clients(method, train, run.seeds[:1], [server], work, 1)
-    clients.private = private
-    setup = Setup(experiment, data, model, method, clients, [server])
+    trees = Trees(run, data, method, [server], private)
     place = record.Folder(folder)
     place.create(experiment)
     place.keep(lambda path: fitted.keep_data(path, data))
-    place.keep(lambda path: fitted.keep_models(path, setup, [server]))
+    place.keep(lambda path: fitted.keep_models(path, trees))
     place.finish(_summary(folder, experiment))
 
 

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from corefed.base import rng
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import Method, Tree, Update
@@ -37,8 +36,8 @@ from corefed.federation.trust.spent import spent
 from corefed.methods import registry
 from corefed.settings import config
 from corefed.settings.config import Experiment
-from corefed.training import checkpoint, record
-from corefed.training.rounds import due, peak_memory_mb, sent_of
+from corefed.training import checkpoint, client_side, record
+from corefed.training.loop import Answer, Line, run_rounds
 from corefed.training.setup import network
 
 HISTORY = 5
@@ -117,18 +116,20 @@ def _federate(
     if state is not None:
         (server,), _ = checkpoint.unpack(state, [server], {})
     log("resumed" if lines else "started", len(lines), reason=f"{len(present)} clients connected")
-    for t in range(len(lines), experiment.run.rounds):
-        line, server = _round(desk, server, t, lines)
-        lines.append(line)
+
+    def keep(line: Line, servers: list[Tree], last: bool) -> None:
         folder.append(line)
-        folder.checkpoint(values, t + 1, [server], {})
+        folder.checkpoint(values, line["round"], servers, {})
+
+    clients = RemoteClients(desk, lines)
+    run_rounds(method, clients, [server], experiment.run, lines, on_round=keep)
     summary = _summary(values, lines)
     folder.finish(summary)
     log("finished", len(lines))
     return summary
 
 
-def _summary(values: Mapping[str, Any], lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _summary(values: Mapping[str, Any], lines: Sequence[Line]) -> dict[str, Any]:
     """That of a simulation, with the time that was not training, and the privacy that was spent."""
     summary = record.summarise(values, lines, record.environment("cpu"))
     beside = sum(line["federation"]["overhead_seconds"] for line in lines)
@@ -154,59 +155,81 @@ def _build(experiment: Experiment, agreement: Agreement) -> tuple[Method, Tree]:
     return method, method.init_server(Streams([Who(run.seeds[0], SERVER)], 0))
 
 
-def _round(
-    desk: Desk, server: Tree, t: int, lines: Sequence[dict[str, Any]]
-) -> tuple[dict[str, Any], Tree]:
-    """Round t (from 0): its line of rounds.jsonl (which counts from 1), and the server after it."""
-    run, method = desk.experiment.run, desk.method
-    began = time.perf_counter()
-    numbers = rng.choose(run.seeds[0], t, len(desk.names), run.cohort or len(desk.names))
-    cohort = [desk.names[i] for i in numbers]
-    sent = sent_of(method, server)
-    got = _collect(desk, t, cohort, sent, lines)
-    order = [name for name in cohort if name in got.accepted]
-    replies = [got.accepted[name] for name in order]
-    update = Update(
-        tuple(reply.client for reply in replies),
-        {k: torch.stack([reply.tree[k] for reply in replies]) for k in replies[0].tree},
-        torch.tensor([int(reply.figures["examples"]) for reply in replies]),
-    )
-    combined = robust.combine(desk.rules, method, server, update)
-    if combined.note:
-        desk.log("robust", t + 1, reason=combined.note)
-    server = method.aggregate(server, combined.update)
-    seconds = time.perf_counter() - began
-    line: dict[str, Any] = {
-        "round": t + 1,
-        **answers.training(replies),
-        "bytes_up": [got.bytes_up],
-        "bytes_down": [wire.size(sent) * got.asked],
-        "seconds": seconds,
-        "federation": {
-            "accepted": order,
-            "lost": got.lost,
-            "attempts": got.attempts,
-            "used": [desk.names[i] for i in combined.kept],
-            "released": got.released,
-            "examples": update.examples.tolist(),
-            "lengths": [got.lengths[name] for name in order],
-            "train_seconds": {name: answers.seconds(got.accepted[name]) for name in order},
-        },
-    }
-    slowest = max(line["federation"]["train_seconds"].values())
-    line["federation"]["overhead_seconds"] = seconds - slowest
-    if desk.rules.dp_clip and update.message:
-        line["privacy"] = spent([*lines, line], desk.rules, desk.weights)
-    if due(run, t):
+class RemoteClients:
+    """Clients on other machines, as the round loop sees them.
+
+    `lines` are the rounds so far: what an update's length is compared with, and what privacy they
+    have spent.
+    """
+
+    def __init__(self, desk: Desk, lines: Sequence[Line]) -> None:
+        self.desk, self.lines = desk, lines
+
+    def train(self, t: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]) -> Answer:
+        """Ask, check and combine; the cohort's acceptable updates are a quorum of it."""
         began = time.perf_counter()
-        line |= _evaluate(desk, server, t)
-        line["evaluate_seconds"] = time.perf_counter() - began
-    line["peak_memory_mb"] = peak_memory_mb("cpu")
-    return line, server
+        desk, (server,), method = self.desk, servers, self.desk.method
+        cohort = [desk.names[i] for i in cohorts[0]]
+        sent = client_side.sent(method, server)
+        got = _collect(desk, t, cohort, sent, self.lines)
+        order = [name for name in cohort if name in got.accepted]
+        replies = [got.accepted[name] for name in order]
+        update = Update(
+            tuple(reply.client for reply in replies),
+            {k: torch.stack([reply.tree[k] for reply in replies]) for k in replies[0].tree},
+            torch.tensor([int(reply.figures["examples"]) for reply in replies]),
+        )
+        combined = robust.combine(desk.rules, method, server, update)
+        if combined.note:
+            desk.log("robust", t + 1, reason=combined.note)
+        times = {name: answers.seconds(got.accepted[name]) for name in order}
+        numbers: Line = {
+            **answers.training(replies),
+            "bytes_up": [got.bytes_up],
+            "bytes_down": [wire.size(sent) * got.asked],
+            "federation": {
+                "accepted": order,
+                "lost": got.lost,
+                "attempts": got.attempts,
+                "used": [desk.names[i] for i in combined.kept],
+                "released": got.released,
+                "examples": update.examples.tolist(),
+                "lengths": [got.lengths[name] for name in order],
+                "train_seconds": times,
+                "overhead_seconds": time.perf_counter() - began - max(times.values()),
+            },
+        }
+        if desk.rules.dp_clip and update.message:
+            now = {"round": t + 1, **numbers}
+            numbers["privacy"] = spent([*self.lines, now], desk.rules, desk.weights)
+        return Answer([combined.update], numbers)
+
+    def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:
+        """Metrics over the test points of all clients that answer, as a simulation records them."""
+        desk, (server,) = self.desk, servers
+        sent = client_side.sent(desk.method, server)
+        online = desk.link.online()
+        tasks = {n: _task(desk, "evaluate", t, n, sent) for n in desk.names if n in online}
+        classes = len(desk.agreement.classes)
+        found: dict[str, dict[str, Tree]] = {}
+        for name, reply in desk.link.ask(tasks, desk.rules.deadline).items():
+            if isinstance(reply, str):
+                desk.log("missing", t + 1, name, f"in the evaluation: {reply}")
+                continue
+            problem = mismatch(tasks[name], reply)
+            try:
+                totals = answers.totals(reply.figures, classes, desk.rules.max_examples)
+            except ValueError as error:
+                problem = problem or str(error)
+            if problem:
+                desk.log("refused", t + 1, name, f"in the evaluation: {problem}")
+            elif totals:
+                found[name] = totals
+        return answers.scores(found, desk.names, desk.agreement.classes)
 
 
 def _collect(
-    desk: Desk, t: int, cohort: Sequence[str], sent: Tree, lines: Sequence[dict[str, Any]]
+    desk: Desk, t: int, cohort: Sequence[str], sent: Tree, lines: Sequence[Line]
 ) -> Collected:
     """The cohort's acceptable updates, a quorum of it; asked again as often as the rules say."""
     rules, log = desk.rules, desk.log
@@ -234,10 +257,10 @@ def _collect(
         outliers, lengths = checks.outliers(
             sent,
             {name: reply.tree for name, reply in accepted.items()},
-            desk.method.posteriors,
+            desk.method.traits.posteriors,
             rules.outlier,
             [length for line in lines[-HISTORY:] for length in line["federation"]["lengths"]],
-            aligned=desk.method.aligned,
+            aligned=desk.method.traits.aligned,
         )
         for name, problem in outliers.items():
             log("refused", t + 1, name, problem)
@@ -267,9 +290,11 @@ def _acceptable(desk: Desk, task: Task, reply: Reply) -> Tree | str:
     )
     if problem:
         return problem
-    whole = wire.restored(reply.tree, task.tree, differences=rules.difference and method.aligned)
+    whole = wire.restored(
+        reply.tree, task.tree, differences=rules.difference and method.traits.aligned
+    )
     again = checks.refusal(  # a posterior can only be looked at as a whole
-        whole, desk.template, method.posteriors, reply.figures, max_examples=most
+        whole, desk.template, method.traits.posteriors, reply.figures, max_examples=most
     )
     return again or whole
 
@@ -289,26 +314,3 @@ def _task(desk: Desk, kind: Any, t: int, name: str, sent: Tree) -> Task:
         rules.dp_noise,
         sent,
     )
-
-
-def _evaluate(desk: Desk, server: Tree, t: int) -> dict[str, Any]:
-    """Metrics over the test points of all clients that answer, as a simulation records them."""
-    sent = sent_of(desk.method, server)
-    online = desk.link.online()
-    tasks = {n: _task(desk, "evaluate", t, n, sent) for n in desk.names if n in online}
-    classes = len(desk.agreement.classes)
-    found: dict[str, dict[str, Tree]] = {}
-    for name, reply in desk.link.ask(tasks, desk.rules.deadline).items():
-        if isinstance(reply, str):
-            desk.log("missing", t + 1, name, f"in the evaluation: {reply}")
-            continue
-        problem = mismatch(tasks[name], reply)
-        try:
-            totals = answers.totals(reply.figures, classes, desk.rules.max_examples)
-        except ValueError as error:
-            problem = problem or str(error)
-        if problem:
-            desk.log("refused", t + 1, name, f"in the evaluation: {problem}")
-        elif totals:
-            found[name] = totals
-    return answers.scores(found, desk.names, desk.agreement.classes)

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
-from corefed.base.types import Batch, ClientData, Method, Tree, Update, Work
+from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import optim
 from corefed.bayes.predict import averaged
 from corefed.methods.fedavg import gradient
@@ -123,19 +123,13 @@ def build(config: Config, model: Model) -> Method:
         joined = {"joined": torch.zeros_like(broadcast["clients"])}
         return {**joined, **starts(broadcast, joined)}
 
-    def begin(broadcast: Tree, private: Tree, data: ClientData) -> Tree:
-        kept = {name: value.clone() for name, value in private.items()}
+    def begin(broadcast: Tree, private: Tree, data: ClientData, streams: Streams) -> Tree:
+        working = starts(broadcast, private)
         first = (private["joined"] == 0) & (broadcast["clients"] == 0)
-        working = {**kept, **starts(broadcast, private), "draw": first & (config.initial == "own")}
-        return {**working, **adam.init(working["theta"])}
-
-    def select(working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
-        """Nothing is selected; here is where a client has randomness, for its first network."""
         for row, g in enumerate(streams.generators("init", host=True)):
-            if working["draw"][row]:
+            if config.initial == "own" and first[row]:  # a client draws its first network
                 working["theta"][row] = model.init(g, config.initial_std).to(working["theta"])
-        working["draw"] = torch.zeros_like(working["draw"])
-        return working
+        return {**working, **adam.init(working["theta"])}
 
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         loss, slope = gradient(model, working["theta"], batch)
@@ -143,9 +137,8 @@ def build(config: Config, model: Model) -> Method:
         return working, {"loss": loss}
 
     def end(broadcast: Tree, working: Tree) -> tuple[Tree, Tree]:
-        dropped = ("draw", "m", "v", "step")
-        private = {name: value for name, value in working.items() if name not in dropped}
-        private["joined"] = torch.ones_like(private["joined"])
+        joined = torch.ones_like(broadcast["clients"])
+        private = {"theta": working["theta"], "neurons": working["neurons"], "joined": joined}
         return {"theta": working["theta"]}, private
 
     def aggregate(server: Tree, update: Update) -> Tree:
@@ -181,16 +174,13 @@ def build(config: Config, model: Model) -> Method:
         init_server=init_server,
         init_client=init_client,
         begin=begin,
-        select=select,
-        weights=lambda working, data: data.weight,
         step=step,
         end=end,
         aggregate=aggregate,
         models=models,
         predict=predict,
         noise=(0,),
-        report=report,
-        aligned=False,  # a client's neurons come in an order of their own
+        traits=Traits(aligned=False, report=report),  # clients order neurons in their own way
     )
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
-from corefed.base.types import Batch, ClientData, Method, Tree, Work
+from corefed.base.types import ClientData, Method, Subset, Tree, Work
 from corefed.bayes import elbo, gaussian
 from corefed.bayes.batches import batches, noises
 from corefed.methods import pfedbayes
@@ -173,41 +173,38 @@ def build(config: Config, model: Model) -> Method:
     coresets = upkeep_of(config, model)
     printed = config.preset == "paper"
 
-    def init_client(broadcast: Tree, data: ClientData) -> Tree:
-        own = base.init_client(broadcast, data)
-        state = coresets.state(own["q"], data)
-        if printed:  # whose selections train both branches: more than passes forward
+    def init(private: Tree, data: ClientData) -> Tree:
+        state = coresets.state(private["q"], data)
+        if printed:
             del state["looked"]
-        return {**own, **state}
-
-    def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
-        upkeep.aged(working)
-        return base.step(working, batch, noise)
+        return state
 
     def select_as_printed(
-        working: Tree, data: ClientData, streams: Streams, work: Work
+        state: Tree, working: Tree, data: ClientData, streams: Streams, work: Work
     ) -> Tree:  # CoresetOptUpdate of Algorithm 1
-        everyone = torch.ones_like(working["age"], dtype=torch.bool)
+        everyone = torch.ones_like(state["age"], dtype=torch.bool)
         for rows, draws in _groups(config, everyone, data):
             part, mine = frame.trimmed(data, rows), streams.subset(rows)
             own = {name: value[rows] for name, value in working.items()}
             w = coreset_opt_update(config, model, base, own, part, mine, work, draws)
             quality = coresets.quality(own["q"], w, part, mine)
-            working["weight"][rows] = F.pad(w, (0, working["weight"].shape[1] - w.shape[1]))
-            working["held_out_error"][rows] = quality.error
-            working["over_uniform"][rows] = quality.over_uniform
-        working["refreshes"] += 1
-        return working
+            state["weight"][rows] = F.pad(w, (0, state["weight"].shape[1] - w.shape[1]))
+            state["held_out_error"][rows] = quality.error
+            state["over_uniform"][rows] = quality.over_uniform
+        state["refreshes"] += 1
+        return state
 
-    return base._replace(
-        name="coreset-pfedbayes",
-        init_client=init_client,
-        select=select_as_printed if printed else coresets.select,
-        weights=lambda working, data: working["weight"],
-        step=step,
+    subset = Subset(
+        init,
+        select_as_printed if printed else coresets.select,
+        weights=lambda state: state["weight"],
+        after=upkeep.after,
+        every=0 if printed else coresets.rule.every,
         report=upkeep.report,
-        select_every=0 if printed else coresets.rule.every,
+        # Selecting as printed trains both branches: more than passes forward.
+        cost=None if printed else lambda state: state["looked"],
     )
+    return base._replace(name="coreset-pfedbayes", subset=subset)
 
 
 def upkeep_of(config: Config, model: Model) -> Upkeep:

@@ -34,9 +34,8 @@ def build(config: Config, model: Model) -> Method:
     def init_server(streams: Streams) -> Tree:
         return {"theta": model.init(streams.generators("init")[0], config.initial_std)}
 
-    def begin(broadcast: Tree, private: Tree, data: ClientData) -> Tree:
-        kept = {name: value.clone() for name, value in private.items() if name != "theta"}
-        return {**kept, "theta": broadcast["theta"].clone()}
+    def begin(broadcast: Tree, private: Tree, data: ClientData, streams: Streams) -> Tree:
+        return {"theta": broadcast["theta"].clone()}
 
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         loss, slope = gradient(model, working["theta"], batch)
@@ -54,8 +53,6 @@ def build(config: Config, model: Model) -> Method:
         init_server=init_server,
         init_client=lambda broadcast, data: {"theta": broadcast["theta"].clone()},
         begin=begin,
-        select=None,
-        weights=lambda working, data: data.weight,
         step=step,
         end=lambda broadcast, working: ({"theta": working["theta"]}, working),
         aggregate=aggregate,

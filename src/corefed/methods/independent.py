@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from corefed.base.types import ClientData, Method, Tree
+from corefed.base.rng import Streams
+from corefed.base.types import ClientData, Method, Traits, Tree
 from corefed.methods import fedavg
 from corefed.models.network import Model
 
@@ -20,8 +21,8 @@ class Config(fedavg.Config):
 
 
 def build(config: Config, model: Model) -> Method:
-    def begin(broadcast: Tree, private: Tree, data: ClientData) -> Tree:
-        return {name: value.clone() for name, value in private.items()}
+    def begin(broadcast: Tree, private: Tree, data: ClientData, streams: Streams) -> Tree:
+        return {"theta": private["theta"].clone()}
 
     return fedavg.build(config, model)._replace(
         name="independent",
@@ -29,6 +30,5 @@ def build(config: Config, model: Model) -> Method:
         end=lambda broadcast, working: ({}, working),
         aggregate=lambda server, update: server,
         models=lambda broadcast, private, data: {"personal": {"theta": private["theta"]}},
-        downlink=(),
-        elsewhere=True,
+        traits=Traits(sent=()),
     )

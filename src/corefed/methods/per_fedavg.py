@@ -27,14 +27,14 @@ on all of the client's training data. Test data have no part in it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.types import Batch, ClientData, Method, Tree, Update
+from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes.batches import parts
 from corefed.bayes.predict import averaged
 from corefed.methods.fedavg import gradient
@@ -65,9 +65,8 @@ def build(config: Config, model: Model) -> Method:
     def init_server(streams: Streams) -> Tree:
         return {"w": model.init(streams.generators("init")[0], config.initial_std)}
 
-    def begin(broadcast: Tree, private: Tree, data: ClientData) -> Tree:
-        kept = {name: value.clone() for name, value in private.items() if name != "w"}
-        return {**kept, "w": broadcast["w"].clone()}
+    def begin(broadcast: Tree, private: Tree, data: ClientData, streams: Streams) -> Tree:
+        return {"w": broadcast["w"].clone()}
 
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         loss, slope = meta_gradient(config, model, working["w"], parts(batch, batches))
@@ -86,17 +85,20 @@ def build(config: Config, model: Model) -> Method:
         init_server=init_server,
         init_client=lambda broadcast, data: {"w": broadcast["w"].clone()},
         begin=begin,
-        select=None,
-        weights=lambda working, data: data.weight,
         step=step,
         end=lambda broadcast, working: ({"w": working["w"]}, working),
         aggregate=aggregate,
         models=models,
         predict=lambda tree, x, noise: averaged(model, tree["w"].unsqueeze(1), x),
         noise=(0,),
-        batches=batches,
-        passes={"hf": 4, "fo": 2}[config.variant],
+        traits=Traits(batches=batches, passes={"hf": 4, "fo": 2}[config.variant]),
     )
+
+
+def with_steps(config: Config, steps: int | None) -> tuple[Config, int]:
+    """Settings of a client that joins later and takes so many steps; the run's own if None."""
+    config = config if steps is None else replace(config, adapt_steps=steps)
+    return config, config.adapt_steps
 
 
 def meta_gradient(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
-from corefed.base.types import Batch, ClientData, Method, Tree, Update
+from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import elbo, gaussian, optim
 from corefed.bayes.predict import predictive
 from corefed.models.network import Model
@@ -60,7 +60,7 @@ def build(config: Config, model: Model) -> Method:
         v = broadcast["v"]
         return {"q": v.clone(), "z": v.clone(), **_prefixed("q.", personal.init(v))}
 
-    def begin(broadcast: Tree, private: Tree, data: ClientData) -> Tree:
+    def begin(broadcast: Tree, private: Tree, data: ClientData, streams: Streams) -> Tree:
         z = broadcast["v"].clone()  # v_{z,0} = v^t
         kept = {name: value.clone() for name, value in private.items() if name != "z"}
         n = data.size.to(z.dtype).clamp_min(1.0)  # a client without points has its prior alone
@@ -112,15 +112,13 @@ def build(config: Config, model: Model) -> Method:
         init_server=init_server,
         init_client=init_client,
         begin=begin,
-        select=None,
-        weights=lambda working, data: data.weight,
         step=step,
         end=end,
         aggregate=lambda server, update: aggregate(config, server, update),
         models=models,
         predict=lambda tree, x, noise: predictive(model, tree["v"], x, noise),
         noise=(config.monte_carlo, model.size),
-        posteriors=("v",),
+        traits=Traits(posteriors=("v",)),
     )
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
-from corefed.base.types import Batch, ClientData, Method, Tree, Update
+from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes.predict import averaged
 from corefed.methods.fedavg import gradient
 from corefed.models.network import Model
@@ -70,9 +70,8 @@ def build(config: Config, model: Model) -> Method:
     def init_client(broadcast: Tree, data: ClientData) -> Tree:
         return {"theta": broadcast["w"].clone(), "w": broadcast["w"].clone()}
 
-    def begin(broadcast: Tree, private: Tree, data: ClientData) -> Tree:
-        kept = {name: value.clone() for name, value in private.items() if name != "w"}
-        return {**kept, "w": broadcast["w"].clone()}  # w_{i,0} = w^t
+    def begin(broadcast: Tree, private: Tree, data: ClientData, streams: Streams) -> Tree:
+        return {"theta": private["theta"].clone(), "w": broadcast["w"].clone()}  # w_{i,0} = w^t
 
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         theta, w = working["theta"], working["w"]
@@ -92,15 +91,13 @@ def build(config: Config, model: Model) -> Method:
         init_server=init_server,
         init_client=init_client,
         begin=begin,
-        select=None,
-        weights=lambda working, data: data.weight,
         step=step,
         end=lambda broadcast, working: ({"w": working["w"]}, working),
         aggregate=lambda server, update: aggregate(config, server, update),
         models=models,
         predict=lambda tree, x, noise: averaged(model, tree["w"].unsqueeze(1), x),
         noise=(0,),
-        passes=config.inner_steps,
+        traits=Traits(passes=config.inner_steps),
     )
 
 

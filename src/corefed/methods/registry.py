@@ -90,6 +90,16 @@ def presets(name: str) -> dict[str, dict[str, object]]:
     return cast("dict[str, dict[str, object]]", getattr(module(name), "PRESETS", {}))
 
 
+def steps_of(name: str, config: Any, steps: int | None) -> tuple[Any, int] | None:
+    """Settings and steps of a client that joins later, by a method that adapts at evaluation.
+
+    A method whose personal models are made by `models`, not by training, has a function
+    `with_steps(config, steps)` in its module. None for every other method.
+    """
+    own = getattr(module(name), "with_steps", None)
+    return None if own is None else cast("tuple[Any, int]", own(config, steps))
+
+
 def build(name: str, config: object, model: Model) -> Method:
     """The method with its settings bound."""
     return cast("Method", module(name).build(config, model))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.types import Batch, ClientData, Method, Tree, Work
+from corefed.base.types import ClientData, Method, Subset, Tree, Work
 
 Choose = Callable[[ClientData, Streams], Tensor]
 """(data, streams) of the clients that are due -> weights [C, n]; 0 on what is left out."""
@@ -22,37 +22,28 @@ Choose = Callable[[ClientData, Streams], Tensor]
 def on_subset(base: Method, name: str, choose: Choose, redraw_every: int = 0) -> Method:
     """`base` on the points that `choose` gives a weight, under the name `name`.
 
-    With `redraw_every` = 0 a client keeps its first subset for the whole run. `base` must hand
-    private state whose names it does not know through `begin`, `step` and `end`.
+    With `redraw_every` = 0 a client keeps its first subset for the whole run.
     """
 
-    def init_client(broadcast: Tree, data: ClientData) -> Tree:
+    def init(private: Tree, data: ClientData) -> Tree:
         age = torch.full((data.weight.shape[0],), -1.0, device=data.weight.device)
-        chosen = {"weight": torch.zeros_like(data.weight), "age": age}  # -1: none chosen yet
-        return {**base.init_client(broadcast, data), **chosen}
+        return {"weight": torch.zeros_like(data.weight), "age": age}  # -1: none chosen yet
 
-    def select(working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
-        if base.select is not None:
-            working = base.select(working, data, streams, work)
-        age = working["age"]
+    def select(state: Tree, working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
+        age, weight = state["age"], state["weight"]
         due = age < 0 if redraw_every == 0 else (age < 0) | (age >= redraw_every)
         rows = due.nonzero().squeeze(-1)
-        if len(rows) > 0:
-            part = ClientData(*(field[rows] for field in data))
-            chosen = choose(part, streams.subset(rows.tolist()))
-            working["weight"] = working["weight"].index_copy(0, rows, chosen)
-            working["age"] = age.masked_fill(due, 0.0)
-        return working
+        if len(rows) == 0:
+            return state
+        part = ClientData(*(field[rows] for field in data))
+        chosen = choose(part, streams.subset(rows.tolist()))
+        return {"weight": weight.index_copy(0, rows, chosen), "age": age.masked_fill(due, 0.0)}
 
-    def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
-        working["age"] = working["age"] + 1
-        return base.step(working, batch, noise)
-
-    return base._replace(
-        name=name,
-        init_client=init_client,
-        select=select,
-        weights=lambda working, data: working["weight"],
-        step=step,
-        select_every=redraw_every,
+    subset = Subset(
+        init,
+        select,
+        weights=lambda state: state["weight"],
+        after=lambda state, steps: {**state, "age": state["age"] + steps},
+        every=redraw_every,
     )
+    return base._replace(name=name, subset=subset)

@@ -58,12 +58,12 @@ def interval(rule: Rule, n: Tensor, work: Work, draws: int) -> Tensor:
     return torch.round(wanted / LEAST).long().clamp_min(1) * LEAST
 
 
-def has_moved(rule: Rule, working: Tree) -> Tensor:
+def has_moved(rule: Rule, state: Tree, q: Tensor) -> Tensor:
     """[C] whether the posterior's mean is far from where it was at the last choice: the root mean
     square of its movement in standard deviations."""
     if rule.moved == 0:
-        return torch.zeros_like(working["age"], dtype=torch.bool)
-    then, now = working["before"], working["q"]
+        return torch.zeros_like(state["age"], dtype=torch.bool)
+    then, now = state["before"], q
     steps = (now[:, 0] - then[:, 0]) / gaussian.sigma(then[:, 1])
     return steps.square().mean(-1).sqrt() > rule.moved
 

@@ -60,52 +60,59 @@ class Upkeep(NamedTuple):
             **({"before": q.clone()} if self.remembers else {}),
         }
 
-    def select(self, working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
+    def select(
+        self, state: Tree, working: Tree, data: ClientData, streams: Streams, work: Work
+    ) -> Tree:
         """Choose anew for the clients that are due, and look how good coresets are."""
-        rule, age = self.rule, working["age"]
+        rule, age = self.rule, state["age"]
         k = subset_size(data.size, self.fraction)
         whole = k >= data.size  # the coreset is the data
         old = (age < 0) | (age >= renewal.interval(rule, data.size, work, self.monte_carlo))
-        due = (old | renewal.has_moved(rule, working)) & ~whole
-        look = (age < 0) | (working["checked"] >= rule.check_every)
+        due = (old | renewal.has_moved(rule, state, working["q"])) & ~whole
+        look = (age < 0) | (state["checked"] >= rule.check_every)
         if rule.stale > 0:
             kept = look & ~due & ~whole
-            due |= self._judge(working, data, k, streams, kept).over_uniform > rule.stale
-        owed = working["owed"].clone() if rule.stale > 0 else working["owed"]
-        self._choose(working, data, k, streams, due.nonzero().squeeze(-1).tolist())
+            due |= self._judge(state, working, data, k, streams, kept).over_uniform > rule.stale
+        owed = state["owed"].clone() if rule.stale > 0 else state["owed"]
+        self._choose(state, working, data, k, streams, due.nonzero().squeeze(-1).tolist())
         fresh = due & (look | (rule.stale > 0))
-        quality = self._judge(working, data, k, streams, fresh)
+        quality = self._judge(state, working, data, k, streams, fresh)
         worse = quality.error > quality.uniform
         if rule.stale > 0 and bool(worse.any()):
             plain = uniform(data, self.fraction, streams)
-            working["weight"] = torch.where(worse.unsqueeze(-1), plain, working["weight"])
-            working["owed"] = torch.where(worse.unsqueeze(-1), owed, working["owed"])
-            working["over_uniform"] = working["over_uniform"].masked_fill(worse, 1.0)
-        working["weight"] = torch.where(whole.unsqueeze(-1), data.weight, working["weight"])
+            state["weight"] = torch.where(worse.unsqueeze(-1), plain, state["weight"])
+            state["owed"] = torch.where(worse.unsqueeze(-1), owed, state["owed"])
+            state["over_uniform"] = state["over_uniform"].masked_fill(worse, 1.0)
+        state["weight"] = torch.where(whole.unsqueeze(-1), data.weight, state["weight"])
         for figure in ("held_out_error", "over_uniform"):
-            working[figure] = working[figure].masked_fill(whole, 0.0)
+            state[figure] = state[figure].masked_fill(whole, 0.0)
         # An early choice leaves the schedule as it is, so that clients stay in step and a GPU
         # chooses for all of them at once; no coreset gets older than the bound.
-        working["age"] = age.masked_fill(old, 0.0)
-        return working
+        state["age"] = age.masked_fill(old, 0.0)
+        return state
 
     def _choose(
-        self, working: Tree, data: ClientData, k: Tensor, streams: Streams, rows: list[int]
+        self,
+        state: Tree,
+        working: Tree,
+        data: ClientData,
+        k: Tensor,
+        streams: Streams,
+        rows: list[int],
     ) -> None:
         if not rows:
             return
         part = ClientData(*(field[rows] for field in data))
-        own = {name: working[name][rows] for name in ("q", "z", "owed")}
-        before = working["before"][rows] if self.remembers else None
+        q, z, owed = working["q"][rows], working["z"][rows], state["owed"][rows]
+        before = state["before"][rows] if self.remembers else None
         look = Look(
-            self.model, own["q"], own["z"], part, k[rows], own["owed"], streams.subset(rows),
-            self.settings, before,
+            self.model, q, z, part, k[rows], owed, streams.subset(rows), self.settings, before,
         )  # fmt: skip
-        working["weight"][rows], working["owed"][rows] = selectors.get(self.selector)(look)
-        working["refreshes"][rows] += 1
-        working["looked"][rows] += self._passes(part, k[rows]) * part.size
+        state["weight"][rows], state["owed"][rows] = selectors.get(self.selector)(look)
+        state["refreshes"][rows] += 1
+        state["looked"][rows] += self._passes(part, k[rows]) * part.size
         if self.remembers:
-            working["before"][rows] = own["q"]
+            state["before"][rows] = q
 
     def _passes(self, data: ClientData, k: Tensor) -> Tensor:
         """[C] forward passes of each point that a choice costs."""
@@ -119,23 +126,29 @@ class Upkeep(NamedTuple):
         return torch.tensor(costs, device=k.device)
 
     def _judge(
-        self, working: Tree, data: ClientData, k: Tensor, streams: Streams, due: Tensor
+        self,
+        state: Tree,
+        working: Tree,
+        data: ClientData,
+        k: Tensor,
+        streams: Streams,
+        due: Tensor,
     ) -> selection.Quality:
         """How well coresets stand in for all data on fresh draws; NaN for clients not due."""
-        found = selection.Quality(*(torch.full_like(working["age"], torch.nan) for _ in range(2)))
+        found = selection.Quality(*(torch.full_like(state["age"], torch.nan) for _ in range(2)))
         bound = self.settings.memory_mb
         for rows, _ in selection.groups(due, data, k, self.check_draws, bound):
             part = trimmed(data, rows)
-            w = working["weight"][rows][:, : part.weight.shape[1]]
+            w = state["weight"][rows][:, : part.weight.shape[1]]
             quality = self.quality(working["q"][rows], w, part, streams.subset(rows))
             found.error[rows], found.uniform[rows] = quality
-        working["held_out_error"] = torch.where(due, found.error, working["held_out_error"])
-        working["over_uniform"] = torch.where(due, found.over_uniform, working["over_uniform"])
-        working["checked"] = working["checked"].masked_fill(due, 0.0)
+        state["held_out_error"] = torch.where(due, found.error, state["held_out_error"])
+        state["over_uniform"] = torch.where(due, found.over_uniform, state["over_uniform"])
+        state["checked"] = state["checked"].masked_fill(due, 0.0)
         plain = self.settings._replace(around="posterior", match="potentials")
         asked = plain._replace(draws=self.check_draws, feature_draws=self._check_features)
         passes = sketches.passes(self.model, asked)
-        working["looked"] = working["looked"] + passes * due * data.size
+        state["looked"] = state["looked"] + passes * due * data.size
         return found
 
     def quality(
@@ -152,17 +165,16 @@ class Upkeep(NamedTuple):
         return -(-self.settings.feature_draws // 2)
 
 
-def aged(working: Tree) -> None:
-    """A local step has passed."""
-    working["age"] = working["age"] + 1
-    working["checked"] = working["checked"] + 1
+def after(state: Tree, steps: int) -> Tree:
+    """The state when so many local steps have passed."""
+    return {**state, "age": state["age"] + steps, "checked": state["checked"] + steps}
 
 
-def report(private: Tree) -> Tree:
-    """Figures of each client's coreset, to record."""
+def report(state: Tree) -> Tree:
+    """Numbers of each client's coreset, to record."""
     return {
-        "held_out_error": private["held_out_error"],
-        "over_uniform": private["over_uniform"],
-        "size": (private["weight"] > 0).sum(-1),
-        "refreshes": private["refreshes"],
+        "held_out_error": state["held_out_error"],
+        "over_uniform": state["over_uniform"],
+        "size": (state["weight"] > 0).sum(-1),
+        "refreshes": state["refreshes"],
     }

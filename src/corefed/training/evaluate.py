@@ -1,10 +1,10 @@
 """Metrics of every model a method has, on the clients' own test points, pooled over clients.
 
-A method that asks for it has its personal models tried on the other clients' test points as well
-("others"). Classification, from Monte-Carlo averaged probabilities p: accuracy, overall and by
-class, NLL (nats a point), ECE and Brier score. Regression, from the predictive's mean and variance:
-RMSE and the NLL of a Gaussian with these moments, both in the target's own unit (a network may have
-learnt standardised targets). Accuracies are fractions, not percent.
+A method whose clients share nothing has its personal models tried on the other clients' test points
+as well ("others"). Classification, from Monte-Carlo averaged probabilities p: accuracy, overall and
+by class, NLL (nats per point), ECE and Brier score. Regression, from the predictive's mean and
+variance: RMSE and the NLL of a Gaussian with these moments, both in the target's own unit (a
+network may have learnt standardised targets). Accuracies are fractions, not percent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor
 from corefed.base.rng import Streams
 from corefed.base.types import ClientData, Method, Tree
 from corefed.data.preparation import Unit
-from corefed.training.local import Clients
+from corefed.training import client_side
+from corefed.training.local import LocalClients
 
 BINS = 15
 """Bins of the calibration error: Guo et al. (2017), the number that most papers quote."""
@@ -37,7 +38,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    clients: Clients,
+    clients: LocalClients,
     method: Method,
     servers: Sequence[Tree],
     test: ClientData,
@@ -64,12 +65,12 @@ def evaluate(
         private = {name: value[part] for name, value in clients.private.items()}
         broadcast = clients.broadcast(servers, rows)
         train = ClientData(*(field[part] for field in clients.data))
-        models = method.models(broadcast, private, train)
+        models = client_side.models(method, broadcast, private, train)
         for name, model in models.items():
             said = method.predict(model, test.x[part], noise)
             each = _of(said, test.y[part], classes, unit.at(part) if unit else None)
             points.setdefault(name, []).append(each)
-        if method.elsewhere and per_run > 1:
+        if method.traits.sent == () and per_run > 1:  # alone: what are they worth elsewhere?
             own = models["personal"]
             away.append(_elsewhere(method, own, test, rows, per_run, noise, classes, unit))
     real, labels = (test.weight > 0).cpu(), test.y.cpu()
@@ -109,7 +110,7 @@ def of_clients(
     noise = _noise(method, streams, draws)
     real, labels = (test.weight > 0).cpu(), test.y.cpu()
     found = {}
-    for name, model in method.models(broadcast, private, train).items():
+    for name, model in client_side.models(method, broadcast, private, train).items():
         each = _of(method.predict(model, test.x, noise), test.y, classes)
         found[name] = totals(*_masked(each, labels, real, slice(None)), classes)
     return found
@@ -249,3 +250,24 @@ def _masked(each: Tree, y: Tensor, real: Tensor, part: slice) -> tuple[Tree, Ten
     """The real points of some clients, in one row, and their labels or targets."""
     mask = real[part]
     return {name: value[part][mask] for name, value in each.items()}, y[part][mask]
+
+
+def means_of(report: Tree, runs: int) -> dict[str, list[float | None]]:
+    """Means over the clients that have a number, by run; None where no client has one."""
+    means = {k: v.double().view(runs, -1).nanmean(-1).tolist() for k, v in report.items()}
+    return {k: [None if math.isnan(mean) else mean for mean in v] for k, v in means.items()}
+
+
+def by_label(
+    classes: list[dict[str, list[float | None]]], labels: tuple[str, ...]
+) -> dict[str, dict[str, list[float | None]]]:
+    """model -> class -> accuracy by seed, of the classes that some seed tests."""
+    names = classes[0] if classes else {}
+    table = {
+        name: {label: [run[name][c] for run in classes] for c, label in enumerate(labels)}
+        for name in names
+    }
+    return {
+        name: {label: each for label, each in row.items() if set(each) != {None}}
+        for name, row in table.items()
+    }

@@ -30,9 +30,9 @@ from corefed.data.preparation import Preparation
 from corefed.methods import registry
 from corefed.models.own import Factory, is_own
 from corefed.settings.config import Experiment, resolve
-from corefed.training import record
+from corefed.training import client_side, record
 from corefed.training import setup as building
-from corefed.training.setup import Setup
+from corefed.training.setup import Trees
 
 DATA, MODELS, HELD_OUT = "data.json", "fitted.safetensors", "held_out.safetensors"
 SCHEMA = 1
@@ -70,53 +70,55 @@ def _client(data: FederatedData, row: int) -> dict[str, Any]:
     return about
 
 
-def models_of(setup: Setup, servers: Sequence[Tree]) -> Tree:
+def models_of(trees: Trees) -> Tree:
     """What fitted.safetensors holds, from a run as it is now."""
-    method, clients = setup.method, setup.clients
+    method, servers, total = trees.method, trees.servers, len(trees.data.names)
+    per_run = total // len(servers)
     found: dict[str, list[Tensor]] = {}
-    total = len(clients.who)
-    for start in range(0, total, clients.chunk):
-        rows = range(start, min(start + clients.chunk, total))
+    for start in range(0, total, trees.chunk):
+        rows = range(start, min(start + trees.chunk, total))
         part = slice(rows.start, rows.stop)
-        private = {name: value[part] for name, value in clients.private.items()}
-        train = ClientData(*(field[part] for field in clients.data))
-        models = method.models(clients.broadcast(servers, rows), private, train)
+        private = {name: value[part] for name, value in trees.private.items()}
+        train = ClientData(*(field[part] for field in trees.data.train))
+        sent = client_side.broadcast(servers, rows, per_run)
+        models = client_side.models(method, sent, private, train)
         for kind in KINDS:
             for name, value in models.get(kind, {}).items():
-                firsts = [i for i, row in enumerate(rows) if row % clients.per_run == 0]
+                firsts = [i for i, row in enumerate(rows) if row % per_run == 0]
                 kept = value if kind == "personal" else value[firsts]
                 found.setdefault(f"{kind}.{name}", []).append(kept.cpu())
     tree = {name: torch.cat(parts).contiguous() for name, parts in found.items()}
     for name in servers[0]:
         tree[f"server.{name}"] = torch.stack([server[name].cpu() for server in servers])
-    if "weight" in clients.private:
-        tree["weight"] = clients.private["weight"].cpu()
+    weight = client_side.weights(method, trees.private)
+    if weight is not None:
+        tree["weight"] = weight.cpu()
     return tree
 
 
-def held_out_of(setup: Setup, models: Tree) -> Tree:
+def held_out_of(trees: Trees, models: Tree) -> Tree:
     """What held_out.safetensors holds: predictions for every test point of every client.
 
     row [M] and point [M] say whose point it is and which of its test points; y [M] or [M, d] is the
     truth. For each kind of model: KIND.mean, .total, .aleatoric and .epistemic.
     """
-    run, data = setup.experiment.run, setup.data
+    run, data, method = trees.run, trees.data, trees.method
+    per_run = len(data.names) // len(trees.servers)
     real = data.test.weight > 0
     row, point = real.nonzero(as_tuple=True)
     tree = {"row": row.cpu(), "point": point.cpu(), "y": data.test.y[real].cpu()}
     parts: dict[str, list[Tensor]] = {}
     for one in range(len(real)):
-        g, client = divmod(one, setup.clients.per_run)
+        g, number = divmod(one, per_run)
         x = data.test.x[one][real[one]]
         # Drawn on the host: a GPU has random numbers of its own, and predictions come later.
-        streams = Streams([Who(run.seeds[g], client)], run.rounds, x.device, "cpu")
-        noise = uncertainty.draws_for(setup.method, streams, run.evaluate_draws)
+        streams = Streams([Who(run.seeds[g], number)], run.rounds, x.device, "cpu")
+        noise = uncertainty.draws_for(method, streams, run.evaluate_draws)
         for kind in KINDS:
             model = _model(models, kind, one if kind == "personal" else g, x.device)
             if model and len(x):
-                said = uncertainty.predict(
-                    setup.method, model, x.unsqueeze(0), noise, data.classes
-                ).of(0)
+                each = x.unsqueeze(0)
+                said = uncertainty.predict(method, model, each, noise, data.classes).of(0)
                 if data.unit is not None:
                     said = said.in_unit(*(each[one] for each in data.unit))
                 for name in ("mean", "total", "aleatoric", "epistemic"):
@@ -129,13 +131,13 @@ def keep_data(folder: Path, data: FederatedData) -> None:
     files.replace(folder / DATA, (json.dumps(describe(data), indent=1) + "\n").encode())
 
 
-def keep_models(folder: Path, setup: Setup, servers: Sequence[Tree]) -> None:
+def keep_models(folder: Path, trees: Trees) -> None:
     """Write both files, or neither."""
     from safetensors.torch import save
 
-    models = models_of(setup, servers)
+    models = models_of(trees)
     about = {"corefed": json.dumps({"schema": SCHEMA})}
-    contents = {MODELS: models, HELD_OUT: held_out_of(setup, models)}
+    contents = {MODELS: models, HELD_OUT: held_out_of(trees, models)}
     encoded = [(name, save(tree, metadata=about)) for name, tree in contents.items()]
     files.replace_all(folder, encoded)
 

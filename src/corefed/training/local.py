@@ -1,57 +1,24 @@
 """Clients on this machine: the plain loop and the vmap runtime, which differ in chunk size alone.
 
-Both call `local_round` on stacked clients; the loop runtime with one client at a time, the vmap
-runtime with as many as the memory bound allows. Since a client's random stream depends on nothing
-but (seed, round, client), the two agree to rounding (`test_runtimes.py` states how closely).
+Both call `client_side.train` on stacked clients: the loop runtime with one client at a time, the
+vmap runtime with as many as the memory bound allows. Since a client's random stream depends on
+nothing but (seed, round, client), the two agree to rounding (`test_runtimes.py` states how
+closely).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData, Method, Tree, Update, Work
-from corefed.bayes.batches import batches, noises
+from corefed.training import client_side
 
 
-class Trained(NamedTuple):
-    """What local training of C clients gives."""
-
-    message: Tree
-    private: Tree
-    loss: Tensor  # [C] mean over steps of the weighted negative log-likelihood a datum
-    examples: Tensor  # [C] points that went through a gradient
-
-
-def local_round(
-    method: Method, broadcast: Tree, private: Tree, data: ClientData, streams: Streams, work: Work
-) -> Trained:
-    """One round of C clients: begin, (select, steps) until R steps are done, end."""
-    working = method.begin(broadcast, private, data)
-    segment = work.steps if method.select is None else method.select_every or work.steps
-    loss = torch.zeros(len(data.weight), device=data.weight.device)
-    examples = torch.zeros(len(data.weight), dtype=torch.int64)
-    done = 0
-    while done < work.steps:
-        steps = min(segment, work.steps - done)
-        if method.select is not None:
-            working = method.select(working, data, streams, work)
-        weight = method.weights(working, data)
-        noise = noises(streams, method.noise, steps)
-        for batch in batches(data, weight, streams, steps, work.batch, method.batches):
-            working, info = method.step(working, batch, next(noise))
-            loss += info["loss"]
-        examples += steps * method.passes * (weight > 0).sum(-1).cpu().clamp_max(work.batch)
-        done += steps
-    message, private = method.end(broadcast, working)
-    return Trained(message, private, loss / work.steps, examples)
-
-
-class Clients:
+class LocalClients:
     """All clients of one or several runs (seeds) on one device.
 
     Row g N + i is client i of run g. State is kept stacked, so that a full cohort in one chunk
@@ -74,17 +41,17 @@ class Clients:
         self.chunk = max(1, chunk)
         self.sizes = data.size
         rows = list(range(len(self.who)))
-        self.private = method.init_client(self.broadcast(servers, rows), data)
+        self.private = client_side.start(method, self.broadcast(servers, rows), data)
 
     def train(
         self, round_: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]
     ) -> tuple[list[Update], Tensor, Tensor]:
-        """One round of every run's cohort: their updates, and mean loss and examples a run."""
+        """One round of every run's cohort: their updates, and mean loss and examples per run."""
         rows = [g * self.per_run + i for g, cohort in enumerate(cohorts) for i in cohort]
         parts = []
         for chunk in _chunks(rows, self.chunk):
             streams = self.streams(chunk, round_)
-            trained = local_round(
+            trained = client_side.train(
                 self.method,
                 self.broadcast(servers, chunk),
                 _take(self.private, chunk),
@@ -111,11 +78,8 @@ class Clients:
         return Streams([self.who[r] for r in rows], round_, self.data.weight.device, self.source)
 
     def broadcast(self, servers: Sequence[Tree], rows: Sequence[int]) -> Tree:
-        """Each run's server state, repeated over its clients among `rows`, without copying."""
-        if len(servers) == 1:
-            return {k: v.expand(len(rows), *v.shape) for k, v in servers[0].items()}
-        runs = torch.tensor([r // self.per_run for r in rows], device=self.data.weight.device)
-        return {k: torch.stack([s[k] for s in servers])[runs] for k in servers[0]}
+        """Each run's server state, repeated over its clients among `rows`."""
+        return client_side.broadcast(servers, rows, self.per_run)
 
 
 def chunk_for(server: Tree, data: ClientData, memory_mb: int, activations: int = 0) -> int:

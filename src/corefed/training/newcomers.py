@@ -17,7 +17,6 @@ a smaller coreset takes as long a step, and was less accurate.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
@@ -25,17 +24,16 @@ from typing import Any, NamedTuple
 from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
-from corefed.base.types import ClientData, Method, Tree, Work
+from corefed.base.types import ClientData, Method, Tree, Update, Work
 from corefed.data.clients import FederatedData
 from corefed.methods import registry
 from corefed.models.network import Model
 from corefed.settings.config import LOCAL, Experiment, check, to_dict
-from corefed.training import local, record
-from corefed.training import setup as building
-from corefed.training.evaluate import Evaluation, evaluate
+from corefed.training import client_side, local, record
+from corefed.training.evaluate import Evaluation, by_label, evaluate, means_of
 from corefed.training.fitted import Fitted
-from corefed.training.rounds import by_label, figures_of, peak_memory_mb
-from corefed.training.setup import Setup
+from corefed.training.loop import Answer, Line, run_rounds, size_of
+from corefed.training.setup import Setup, network
 
 STEPS = 200
 """Local steps of a newcomer. Between 40 and 640 accuracy moved by less than a point on MNIST, by
@@ -48,7 +46,7 @@ class Newcomer(NamedTuple):
     setup: Setup
     server: Tree
     summary: dict[str, Any]
-    lines: list[record.Line]
+    lines: list[Line]
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -74,15 +72,48 @@ def adapt(
     who: Sequence[Who],
     rounds: Sequence[int],
     batch: int,
-) -> Iterator[local.Trained]:
+) -> Iterator[client_side.Trained]:
     """Round after round of C newcomers, from a server that stays as it is."""
     broadcast = {name: value.expand(len(who), *value.shape) for name, value in server.items()}
-    private = method.init_client(broadcast, data)
+    private = client_side.start(method, broadcast, data)
     for t, steps in enumerate(rounds):
         streams = Streams(who, t, data.weight.device)
-        trained = local.local_round(method, broadcast, private, data, streams, Work(steps, batch))
+        work = Work(steps, batch)
+        trained = client_side.train(method, broadcast, private, data, streams, work)
         private = trained.private
         yield trained
+
+
+class Joining:
+    """A newcomer beside a finished run, as the round loop sees it."""
+
+    def __init__(self, setup: Setup, server: Tree, who: Who, plan: Sequence[int]) -> None:
+        self.setup = setup
+        batch = setup.experiment.run.batch_size
+        self.rounds = adapt(setup.method, server, setup.clients.data, [who], plan, batch)
+
+    def train(self, t: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]) -> Answer:
+        trained, method = next(self.rounds), self.setup.method
+        self.setup.clients.private = trained.private
+        _refuse_divergence(trained.loss.item())
+        update = Update((0,), trained.message, self.setup.clients.sizes)
+        numbers: Line = {
+            "loss": trained.loss.tolist(),
+            "examples": trained.examples.tolist(),
+            "bytes_up": [0],
+            "bytes_down": [0 if t else size_of(servers[0])],  # fetched once
+            "coreset": means_of(client_side.report(method, trained.private), 1),
+        }
+        return Answer([update], numbers)
+
+    def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:
+        setup = self.setup
+        found = _metrics(setup, setup.method, setup.clients, servers[0])
+        return {
+            "metrics": {name: [value] for name, value in found.metrics[0].items()},
+            "clients": found.clients,
+            "classes": by_label(found.classes, setup.data.labels),
+        }
 
 
 def with_personal(method: Method) -> Method:
@@ -101,11 +132,6 @@ def settings_for(
     """The experiment of a newcomer with so many training points, checked, and its steps."""
     run, settings = experiment.run, experiment.settings
     own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    if run.method == "independent":
-        raise UserError(
-            "The clients of an independent run share nothing, so a new one has nothing to start "
-            "from; train it alone."
-        )
     if steps is not None and steps < 1:
         raise UserError(f"--steps is {steps}; it must be at least 1.")
     if fraction is not None and "fraction" not in own:
@@ -114,12 +140,13 @@ def settings_for(
     if "fraction" in own:
         least = min(1.0, run.batch_size / points)
         changed["fraction"] = fraction if fraction is not None else max(own["fraction"], least)
-    if "adapt_steps" in own:  # per-fedavg: its personal model needs no other steps
-        changed["adapt_steps"] = steps if steps is not None else own["adapt_steps"]
     settings = dataclasses.replace(settings, **changed)
+    own_steps = registry.steps_of(run.method, settings, steps)
+    if own_steps is not None:  # the personal model is made by these steps alone
+        settings, steps = own_steps
     found = Experiment(run, settings)
     check(found)
-    return found, changed.get("adapt_steps", steps if steps is not None else STEPS)
+    return found, steps if steps is not None else STEPS
 
 
 def join(
@@ -139,8 +166,13 @@ def join(
     experiment, steps = settings_for(model.experiment, int(data.train.size.sum()), steps, fraction)
     place = device_for(device)
     data = data._replace(train=data.train.to(place), test=data.test.to(place))
-    network = building.network(experiment.run, data.train.x.shape[2:], data.classes, data.targets)
-    method = registry.build(experiment.run.method, experiment.settings, network)
+    made = network(experiment.run, data.train.x.shape[2:], data.classes, data.targets)
+    method = registry.build(experiment.run.method, experiment.settings, made)
+    if method.traits.sent == ():
+        raise UserError(
+            f"Clients of {method.name} share nothing, so a new one has nothing to start from; "
+            "train it alone."
+        )
     prefix = "server."
     server = {
         name.removeprefix(prefix): value[g].to(place)
@@ -148,7 +180,7 @@ def join(
         if name.startswith(prefix)
     }
     plan = rounds_of(method, server, data.train, steps, experiment.run.local_steps)
-    if "adapt_steps" in to_dict(experiment):
+    if registry.steps_of(method.name, experiment.settings, None) is not None:
         plan = [1]  # the personal model is made by `models`
     method = with_personal(method)
     run = dataclasses.replace(
@@ -158,13 +190,20 @@ def join(
     )  # fmt: skip
     experiment = dataclasses.replace(experiment, run=run)
     work = Work(plan[0], run.batch_size)
-    clients = local.Clients(method, data.train, run.seeds, [server], work, 1)
-    setup = Setup(experiment, data, network, method, clients, [server])
-    lines = _train(setup, server, who, plan)
-    if bool((data.test.weight > 0).any()):
-        _evaluate(setup, server, lines[-1])
-        if compare:
-            _compare(setup, server, who, plan, lines[-1])
+    clients = local.LocalClients(method, data.train, run.seeds, [server], work, 1)
+    setup = Setup(experiment, data, made, method, clients, [server])
+    tested = bool((data.test.weight > 0).any())
+    lines: list[Line] = []
+    run_rounds(
+        method._replace(aggregate=lambda server, update: server),  # nobody else is retrained
+        Joining(setup, server, who, plan),
+        [server],
+        run,
+        lines,
+        evaluated=lambda t: tested and t + 1 == run.rounds,
+    )
+    if tested and compare:
+        _compare(setup, server, who, plan, lines[-1])
     about = {**record.environment(run.device), "notes": list(data.notes)}
     summary = record.summarise(to_dict(experiment), lines, about)
     summary["personalized"] = {
@@ -176,32 +215,6 @@ def join(
     return Newcomer(setup, server, summary, lines)
 
 
-def _train(setup: Setup, server: Tree, who: Who, plan: Sequence[int]) -> list[record.Line]:
-    """Train the client, and say of each round what a run's record says."""
-    clients, batch = setup.clients, setup.experiment.run.batch_size
-    sent = sum(value.numel() * value.element_size() for value in server.values())
-    lines: list[record.Line] = []
-    began = time.perf_counter()
-    for trained in adapt(setup.method, server, clients.data, [who], plan, batch):
-        clients.private = trained.private
-        _refuse_divergence(trained.loss.item())
-        now = time.perf_counter()
-        lines.append(
-            {
-                "round": len(lines) + 1,
-                "loss": trained.loss.tolist(),
-                "examples": trained.examples.tolist(),
-                "bytes_up": [0],
-                "bytes_down": [0 if lines else sent],
-                "seconds": now - began,
-                "coreset": figures_of(setup.method.report(trained.private), 1),
-                "peak_memory_mb": peak_memory_mb(setup.experiment.run.device),
-            }
-        )
-        began = now
-    return lines
-
-
 def _refuse_divergence(loss: float) -> None:
     if not isfinite(loss):
         raise UserError(
@@ -210,21 +223,11 @@ def _refuse_divergence(loss: float) -> None:
         )
 
 
-def _evaluate(setup: Setup, server: Tree, line: record.Line) -> None:
-    """Add metrics of the personal and the global model to a round."""
-    began = time.perf_counter()
-    found = _metrics(setup, setup.method, setup.clients, server)
-    line["metrics"] = {name: [value] for name, value in found.metrics[0].items()}
-    line["clients"] = found.clients
-    line["classes"] = by_label(found.classes, setup.data.labels)
-    line["evaluate_seconds"] = time.perf_counter() - began
-
-
-def _compare(setup: Setup, server: Tree, who: Who, plan: Sequence[int], line: record.Line) -> None:
+def _compare(setup: Setup, server: Tree, who: Who, plan: Sequence[int], line: Line) -> None:
     """Add metrics of a model that was trained alone, as many steps from the initial state."""
     run, data = setup.experiment.run, setup.data
     method, start = _alone(setup.experiment, setup.model, server, who.seed)
-    clients = local.Clients(method, data.train, run.seeds, [start], setup.clients.work, 1)
+    clients = local.LocalClients(method, data.train, run.seeds, [start], setup.clients.work, 1)
     for trained in adapt(method, start, data.train, [who], plan, run.batch_size):
         clients.private = trained.private
     for name, value in _metrics(setup, method, clients, start).metrics[0].items():
@@ -232,7 +235,7 @@ def _compare(setup: Setup, server: Tree, who: Who, plan: Sequence[int], line: re
             line["metrics"][name.replace("personal", "alone")] = [value]
 
 
-def _metrics(setup: Setup, method: Method, clients: local.Clients, server: Tree) -> Evaluation:
+def _metrics(setup: Setup, method: Method, clients: local.LocalClients, server: Tree) -> Evaluation:
     run, data = setup.experiment.run, setup.data
     draws = run.evaluate_draws
     return evaluate(

@@ -15,8 +15,8 @@ from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import Method, Tree, Work
-from corefed.data import clients as federation
 from corefed.data import datasets, partition, validation
+from corefed.data.clients import FederatedData, federate, stack
 from corefed.data.dataset import Dataset
 from corefed.data.table import Settings
 from corefed.methods import registry
@@ -35,11 +35,29 @@ class Setup(NamedTuple):
     """A run about to begin. Row g N + i of the data is client i of the g-th seed."""
 
     experiment: Experiment  # concrete: nothing left to be chosen by default
-    data: federation.FederatedData
+    data: FederatedData
     model: Model
     method: Method
-    clients: local.Clients
-    servers: list[Tree]  # one a seed
+    clients: local.LocalClients
+    servers: list[Tree]  # one per seed
+
+    def trees(self, servers: list[Tree]) -> Trees:
+        """The run as it is now, ready to be saved."""
+        return Trees(
+            self.experiment.run, self.data, self.method, servers, self.clients.private,
+            self.clients.chunk,
+        )  # fmt: skip
+
+
+class Trees(NamedTuple):
+    """A run's state without a runtime: all that is needed to save it or to predict with it."""
+
+    run: Run
+    data: FederatedData
+    method: Method
+    servers: list[Tree]  # one per seed
+    private: Tree  # [G N, ...] row g N + i is client i of the g-th seed
+    chunk: int = 1  # clients whose models are made at once
 
 
 def concrete(experiment: Experiment) -> Experiment:
@@ -76,7 +94,7 @@ def concrete(experiment: Experiment) -> Experiment:
 
 def prepare(
     experiment: Experiment,
-    data: federation.FederatedData | None = None,
+    data: FederatedData | None = None,
     factory: Factory | None = None,
 ) -> Setup:
     """Load, check and deal the data; build model, method and clients. Writes nothing.
@@ -107,23 +125,23 @@ def prepare(
         {k: v.to(device) for k, v in method.init_server(Streams([Who(seed, SERVER)], 0)).items()}
         for seed in run.seeds
     ]
-    draws = math.prod(method.noise[:-1]) * method.batches
+    draws = math.prod(method.noise[:-1]) * method.traits.batches
     held = model.activation * run.batch_size * draws
     stacked = local.chunk_for(servers[0], data.train, run.memory_mb, held)
     chunk = 1 if run.runtime == "loop" else stacked
     work = Work(run.local_steps, run.batch_size)
-    trained = local.Clients(method, data.train, run.seeds, servers, work, chunk)
+    trained = local.LocalClients(method, data.train, run.seeds, servers, work, chunk)
     return Setup(experiment, data, model, method, trained, servers)
 
 
-def load(run: Run, *, download: bool = True) -> federation.FederatedData:
+def load(run: Run, *, download: bool = True) -> FederatedData:
     """The federations of all seeds of a concrete run, one after the other along the client axis.
 
     Named sets that are not at hand are fetched, unless `download` is off.
     """
     spec = run.partition or partition.default_for(run.data)
     bound = max(1, run.memory_mb // len(run.seeds))
-    many: list[federation.FederatedData] = []
+    many: list[FederatedData] = []
     dataset: Dataset | None = None
     for seed in run.seeds:
         if dataset is None or run.data.startswith("synthetic-"):  # drawn anew for each seed
@@ -133,14 +151,14 @@ def load(run: Run, *, download: bool = True) -> federation.FederatedData:
         dealt = partition.split(spec, dataset, count, seed)
         splits = partition.thinned(dealt, run.keep, seed)
         names = partition.client_names(spec, dataset, count)
-        data = federation.federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
+        data = federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
         notes = (*data.notes, *partition.notes(spec, splits, dataset))
         if run.data.startswith(OWN):
             notes = (*notes, *validation.warnings(dataset))
         if count != run.clients != Run.clients:
             notes = (*notes, f"clients is {run.clients}, but the data have {count}: all take part.")
         many.append(data._replace(notes=notes))
-    data = many[0] if len(many) == 1 else federation.stack(many)
+    data = many[0] if len(many) == 1 else stack(many)
     for note in data.notes:
         print(f"note: {note}", file=sys.stderr, flush=True)
     return data

@@ -85,7 +85,7 @@ class Federation:
         self.test_fraction = test_fraction
         self._settings = settings
         self._fitted: Fitted | None = None
-        self._trained: rounds.Trained | None = None  # of `fit`; what `load` read is in a folder
+        self._trained: rounds.Result | None = None  # of `fit`; what `load` read is in a folder
         self._names: list[Any] = []
         self._experiment()  # refuses what is misspelt at once, as Python does with arguments
 
@@ -119,7 +119,7 @@ class Federation:
             trained = rounds.train(experiment, data=data, factory=factory, on_round=on_round)
         setup = trained.setup
         about = fitted.describe(setup.data)
-        models = fitted.models_of(setup, trained.servers)
+        models = fitted.models_of(setup.trees(trained.servers))
         self._fitted = Fitted(
             Path(MEMORY),
             setup.experiment,
@@ -181,7 +181,7 @@ class Federation:
             target.append(line)
         values = to_dict(setup.experiment)
         target.checkpoint(values, len(self.history_), servers, setup.clients.private)
-        target.keep(lambda here: fitted.keep_models(here, setup, servers))
+        target.keep(lambda here: fitted.keep_models(here, setup.trees(servers)))
         about = {
             "clients": self._names,
             "classes": self.classes_.tolist(),

@@ -30,7 +30,7 @@ from corefed.models import network
 from corefed.models.likelihood import Categorical
 from corefed.show.report import console
 from corefed.training import local
-from corefed.training.rounds import peak_memory_mb
+from corefed.training.loop import peak_memory_mb
 from corefed_studies.bench import million, review, selectors, solvers, submodular
 
 WORK = Work(steps=20, batch=100)
@@ -42,7 +42,7 @@ REPEATS = 3
 
 
 class Federation(NamedTuple):
-    clients: local.Clients
+    clients: local.LocalClients
     server: Tree
 
     def train(self, clients: int, round_: int = 0) -> None:
@@ -208,7 +208,7 @@ def federation(method: Method, clients: int, points: int, device: torch.device) 
     server = {k: v.to(device) for k, v in method.init_server(Streams([Who(0, SERVER)], 0)).items()}
     memory = MEMORY_MB * (10 if device.type == "cuda" else 1)
     chunk = local.chunk_for(server, data, memory)
-    return Federation(local.Clients(method, data, [0], [server], WORK, chunk), server)
+    return Federation(local.LocalClients(method, data, [0], [server], WORK, chunk), server)
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from corefed.selectors.similarity import Metric, own_cosine
 from corefed.selectors.submodular import Objective, greedy
-from corefed.training.rounds import peak_memory_mb
+from corefed.training.loop import peak_memory_mb
 from corefed_studies.bench import apart
 
 OBJECTIVES: tuple[Objective, ...] = ("logdet", "dispsum", "dispmin")

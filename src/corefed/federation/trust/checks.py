@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData, Method, Tree
 from corefed.federation.trust import metric
 
@@ -45,7 +46,8 @@ def template(method: Method, server: Tree, shape: Sequence[int], targets: int = 
     y = one(1, 1, targets) if targets else one(1, 1).long()
     data = ClientData(one(1, 1, *shape), y, one(1, 1) + 1)
     broadcast = {name: value.unsqueeze(0) for name, value in server.items()}
-    working = method.begin(broadcast, method.init_client(broadcast, data), data)
+    streams = Streams([Who(0, 0)], 0)
+    working = method.begin(broadcast, method.init_client(broadcast, data), data, streams)
     message, _ = method.end(broadcast, working)
     return {name: (value.shape[1:], value.dtype) for name, value in message.items()}
 

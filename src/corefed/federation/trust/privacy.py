@@ -57,7 +57,7 @@ Normals = Callable[[int], Tensor]
 
 def check(method: Method) -> None:
     """Refuse, before a run, a method whose uploads cannot be made private."""
-    if not method.aligned:
+    if not method.traits.aligned:
         raise UserError(
             f"dp_clip bounds how far an upload is from what the server sent, and {method.name} has "
             "no such distance; set dp_clip to 0 or use another method."
@@ -134,7 +134,7 @@ def averaging(method: Method, server: Tree) -> Literal["equal", "examples"] | No
     Found by trying it on three made-up clients: v must move by a multiple of the average of how
     they differ from it.
     """
-    if not method.aligned:
+    if not method.traits.aligned:
         return None
     g, examples = torch.Generator().manual_seed(0), torch.tensor([1, 2, 5])
     start = {name: value.double().cpu() for name, value in server.items()}

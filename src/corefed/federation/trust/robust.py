@@ -54,7 +54,7 @@ def check(rules: Rules, method: Method, clients: int) -> None:
     A method that sends nothing to clients has nothing to join, and every rule leaves it alone.
     """
     rule = rules.aggregation
-    if rule == "plain" or method.downlink == ():
+    if rule == "plain" or method.traits.sent == ():
         return
     _refuse_unaligned(rule, method)
     if rule == "median" and clients < 3:
@@ -114,7 +114,7 @@ def _one_row(update: Update, trimmed: int) -> Update:
 
 def _krum(byzantine: int, method: Method, server: Tree, update: Update) -> Combined:
     S = len(update.clients)
-    unit = metric.scale(server, method.posteriors)
+    unit = metric.scale(server, method.traits.posteriors)
     squares = torch.zeros(S, S, dtype=torch.float64)
     for name, value in update.message.items():
         rows = (value.double() / unit[name]).reshape(S, -1)
@@ -132,7 +132,7 @@ def _krum(byzantine: int, method: Method, server: Tree, update: Update) -> Combi
 
 def _clipped(clip: float, method: Method, server: Tree, update: Update) -> Update:
     moved = {name: value.double() - server[name] for name, value in update.message.items()}
-    lengths = metric.length(moved, metric.scale(server, method.posteriors))
+    lengths = metric.length(moved, metric.scale(server, method.traits.posteriors))
     bound = clip * statistics.median_low(lengths.tolist())
     # 0 / 0 is a client that did not move, which s = 1 leaves as it is.
     s = (bound / lengths).nan_to_num(nan=1.0).clamp_max(1.0)
@@ -152,7 +152,7 @@ def _trimmed(trim: float, clients: int) -> int:
 
 
 def _refuse_unaligned(rule: str, method: Method) -> None:
-    if not method.aligned:
+    if not method.traits.aligned:
         raise UserError(
             f"aggregation is {rule}, which compares clients coordinate by coordinate, and a "
             f"coordinate of {method.name} means something else at each client; use plain."

@@ -1,0 +1,119 @@
+"""What a client does in a round, whatever the runtime: begin, select, train, end.
+
+A client's private state is one flat tree. It holds the method's own tensors and, under `subset.`,
+those of the subset that it trains on. The two never mix: a method never sees a subset's state, and
+need not pass anything through that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from corefed.base.rng import Streams
+from corefed.base.types import ClientData, Method, Tree, Work
+from corefed.bayes.batches import batches, noises
+
+SUBSET = "subset."
+"""Begins the names of a subset's tensors in a client's private state."""
+
+
+class Trained(NamedTuple):
+    """What one round of C clients gives."""
+
+    message: Tree
+    private: Tree
+    loss: Tensor  # [C] mean over steps of the weighted negative log-likelihood per point
+    examples: Tensor  # [C] points that went through a gradient
+
+
+def start(method: Method, broadcast: Tree, data: ClientData) -> Tree:
+    """Private state before the first round."""
+    own = method.init_client(broadcast, data)
+    if method.subset is None:
+        return own
+    return {**own, **_named(method.subset.init(own, data))}
+
+
+def train(
+    method: Method, broadcast: Tree, private: Tree, data: ClientData, streams: Streams, work: Work
+) -> Trained:
+    """One round of C clients: begin, (select, steps) until R steps are done, end."""
+    own, state = _own(private), {name: v.clone() for name, v in _state(private).items()}
+    subset, weight = method.subset, data.weight
+    working = method.begin(broadcast, own, data, streams)
+    segment = work.steps if subset is None else subset.every or work.steps
+    loss = torch.zeros(len(data.weight), device=data.weight.device)
+    examples = torch.zeros(len(data.weight), dtype=torch.int64)
+    done = 0
+    while done < work.steps:
+        steps = min(segment, work.steps - done)
+        if subset is not None:
+            state = subset.select(state, working, data, streams, work)
+            weight = subset.weights(state)
+        noise = noises(streams, method.noise, steps)
+        for batch in batches(data, weight, streams, steps, work.batch, method.traits.batches):
+            working, info = method.step(working, batch, next(noise))
+            loss += info["loss"]
+        if subset is not None:
+            state = subset.after(state, steps)
+        points = (weight > 0).sum(-1).cpu().clamp_max(work.batch)
+        examples += steps * method.traits.passes * points
+        done += steps
+    message, changed = method.end(broadcast, working)
+    private = {**own, **changed, **_named(state)}
+    return Trained(message, private, loss / work.steps, examples)
+
+
+def models(method: Method, broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
+    """The models that a method has of these clients, by kind."""
+    return method.models(broadcast, _own(private), data)
+
+
+def report(method: Method, private: Tree) -> Tree:
+    """Numbers per client to record, [C] each."""
+    numbers = method.traits.report(_own(private))
+    if method.subset is not None:
+        numbers = {**numbers, **method.subset.report(_state(private))}
+    return numbers
+
+
+def weights(method: Method, private: Tree) -> Tensor | None:
+    """[C, n] weights of the points that clients train on; None where these are all points."""
+    return None if method.subset is None else method.subset.weights(_state(private))
+
+
+def selection_cost(method: Method, private: Tree) -> Tensor | None:
+    """[C] forward passes of points spent on selecting so far; None where they are not counted."""
+    if method.subset is None or method.subset.cost is None:
+        return None
+    return method.subset.cost(_state(private))
+
+
+def broadcast(servers: Sequence[Tree], rows: Sequence[int], per_run: int) -> Tree:
+    """Each run's server state, repeated over its clients among `rows`; one run is not copied."""
+    if len(servers) == 1:
+        return {k: v.expand(len(rows), *v.shape) for k, v in servers[0].items()}
+    runs = [row // per_run for row in rows]
+    return {k: torch.stack([s[k] for s in servers])[runs] for k in servers[0]}
+
+
+def sent(method: Method, server: Tree) -> Tree:
+    """The part of the server's state that goes to a client."""
+    names = server if method.traits.sent is None else method.traits.sent
+    return {name: server[name] for name in names}
+
+
+def _own(private: Tree) -> Tree:
+    return {name: v for name, v in private.items() if not name.startswith(SUBSET)}
+
+
+def _state(private: Tree) -> Tree:
+    return {k.removeprefix(SUBSET): v for k, v in private.items() if k.startswith(SUBSET)}
+
+
+def _named(state: Tree) -> Tree:
+    return {SUBSET + name: v for name, v in state.items()}
