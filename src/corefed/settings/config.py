@@ -15,7 +15,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 
@@ -302,9 +301,8 @@ def _unknown(key: str, where: str, method: str, known: list[str]) -> str:
         return f"{method} trains on all data and takes no fraction; {_list(owners)} do."
     if owners:
         return f"{key!r} ({where}) is a setting of {_list(owners)}, not of {method}."
-    nearest = get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}" if nearest else f"there are {', '.join(known)}"
-    return f"There is no setting {key!r} ({where}) in a {method} run; {hint}?"
+    hint = did_you_mean(key, known, otherwise=f"there are {', '.join(known)}")
+    return f"There is no setting {key!r} ({where}) in a {method} run{hint}"
 
 
 def _list(names: Sequence[str]) -> str:

@@ -7,11 +7,10 @@ import json
 import textwrap
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, did_you_mean
 from corefed.settings.describe import of_class
 from corefed.settings.values import parse
 
@@ -40,9 +39,8 @@ def table(content: Mapping[str, Any], cls: type[T], where: str) -> T:
     for written, value in content.items():
         key = written.replace("-", "_")
         if key not in kinds:
-            nearest = get_close_matches(key, kinds, n=1)
-            hint = f"did you mean {nearest[0]!r}" if nearest else f"there are {', '.join(kinds)}"
-            raise UserError(f"There is no setting {written!r} in {where}; {hint}?")
+            hint = did_you_mean(key, kinds, otherwise=f"there are {', '.join(kinds)}")
+            raise UserError(f"There is no setting {written!r} in {where}{hint}")
         values[key] = parse(key, value, kinds[key], where)
     required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
     for key in required:
