@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -20,6 +20,7 @@ from mkdocs.structure.pages import Page
 from typer.models import ParameterInfo
 
 from corefed.base.pages import lines
+from corefed.base.settings import Setting, list_settings
 from corefed.commands import cli
 from corefed.federation.rules import Rules
 from corefed.methods.registry import METHODS
@@ -130,12 +131,17 @@ def escaped(text: str) -> str:
 
 
 def settings() -> str:
-    """What `corefed methods NAME` prints, for every method."""
+    """What `corefed methods NAME --all` prints, for every method."""
     text = [
         "# Settings",
         "",
         "Given by `--set KEY=VALUE`, as lines of a TOML file (`--config`), or to",
-        "`Federation` and `resolve` in Python. `corefed methods NAME` prints the same.",
+        "`Federation` and `resolve` in Python. `corefed methods NAME --all` prints the same.",
+        "",
+        "A setting in a group can be written with the group or without: `--set draws=64` and",
+        "`--set selection.draws=64` are the same, and so is `draws = 64` in a table",
+        "`[selection]` of a TOML file. Settings marked *ablation* are only changed by ablation",
+        "studies.",
         "",
         "## Of every run",
         "",
@@ -143,16 +149,28 @@ def settings() -> str:
         "",
     ]
     for name, entry in METHODS.items():
-        text += [f"## {name}", "", f"{entry.description.capitalize()}.", ""]
-        text += [*table(describe.of_method(name)), ""]
+        text += [f"## {name}", "", f"{entry.description[0].upper()}{entry.description[1:]}.", ""]
+        own = describe.of_method(name)
+        for group in dict.fromkeys(each.group for each in own):
+            members = [each for each in own if each.group == group]
+            if group:
+                heading = f"### {name}: group {group}"
+                text += [heading, "", cell(inspect.getdoc(members[0].owner)), ""]
+            text += [*table(members), ""]
     text += ["## Rules of a federation", "", "`[rules]` of `federation.toml`.", ""]
-    text += table(describe.of_class(Rules))
+    text += table(list_settings(Rules))
     return "\n".join(text)
 
 
-def table(settings: list[describe.Setting]) -> list[str]:
+def table(settings: Sequence[Setting]) -> list[str]:
     rows = [
-        [f"`{name}`", cell(kind), f"`{default}`" if default else "", cell(text)]
-        for name, kind, default, text in settings
+        [
+            f"`{each.name}`",
+            cell(each.type_words),
+            cell(each.range_words),
+            f"`{each.default_words}`" if each.default_words else "",
+            cell(each.help) + (" *Ablation.*" if each.ablation else ""),
+        ]
+        for each in settings
     ]
-    return lines(["setting", "type", "default", "what it is"], rows)
+    return lines(["setting", "type", "range", "default", "what it is"], rows)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +14,10 @@ import pytest
 from commands import SMALL, corefed
 
 from corefed import __version__
+from corefed.base.settings import list_settings
 from corefed.methods import registry
 from corefed.methods.registry import METHODS
-from corefed.settings.config import resolve
+from corefed.settings.config import Run, resolve
 from corefed.training import record, rounds
 
 SUMMARY_KEYS = {
@@ -236,12 +237,47 @@ def test_compare(finished: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_lists_every_setting(method: str) -> None:
+def test_methods_shows_a_few_settings_or_all(method: str) -> None:
     assert method in corefed("methods").out
-    text = corefed("methods", method).out
-    settings = [field.name for field in dataclasses.fields(registry.config_class(method))]
-    assert settings
-    assert all(name in text for name in (*settings, "local_steps"))
+    own = list_settings(registry.config_class(method))
+    common = [each.name for each in own if not each.ablation]
+    assert 1 <= len(common) <= 15
+    few = corefed("methods", method).out
+    assert shown(few) == common
+    more = len(own) - len(common) + len(list_settings(Run))
+    assert f"There are {more} more settings (" in few
+    assert f"corefed methods {method} --all" in few
+    every = shown(corefed("methods", method, "--all").out)
+    assert sorted(every) == sorted(each.name for each in (*own, *list_settings(Run)))
+
+
+def shown(text: str) -> list[str]:
+    """The first column of tables."""
+    return re.findall(r"^│ (\w+)", text, re.MULTILINE)
+
+
+def test_methods_for_scripts() -> None:
+    listed = json.loads(corefed("methods", "--json").out)
+    assert [each["method"] for each in listed] == list(METHODS)
+    found = json.loads(corefed("methods", "coreset-pfedbayes", "--json").out)
+    assert found["method"] == "coreset-pfedbayes"
+    assert {each["name"] for each in found["settings_of_every_run"]} >= {"rounds", "seeds"}
+    settings = {each["name"]: each for each in found["settings"]}
+    assert settings["selection_mb"] == {
+        "name": "selection_mb", "group": "selection", "type": "int", "choices": [],
+        "default": 2048, "range": "at least 1", "unit": "MB",
+        "help": "Memory bound of a selection; draws are reduced to fit it.", "ablation": True,
+    }  # fmt: skip
+    assert settings["optimizer"]["choices"] == ["adam", "sgd"]
+    assert settings["widths"]["default"] == [1.0]
+    assert not settings["solver"]["ablation"]
+
+
+def test_methods_refuses_what_it_cannot_show() -> None:
+    unknown = corefed("methods", "pfedbays")
+    assert unknown.code == 2 and "Did you mean 'pfedbayes'" in unknown.err
+    alone = corefed("methods", "--all")
+    assert alone.code == 2 and "corefed methods NAME --all" in alone.err
 
 
 def test_datasets() -> None:

@@ -161,7 +161,7 @@ def contributing(scratch: Scratch, said: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(scratch.folder)
     entry = registry.Entry("contributed", "fedavg with clients held near the broadcast")
     monkeypatch.setitem(registry.METHODS, "fedprox", entry)
-    text = {setting.name: setting.text for setting in describe.of_method("fedprox")}
+    text = {setting.name: setting.help for setting in describe.of_method("fedprox")}
     assert text["learning_rate"] == "Learning rate of the local steps."
     for runtime in ("loop", "vmap"):
         settings = ["clients=3", "rounds=2", f"runtime={runtime}", "learning_rate=0.2"]

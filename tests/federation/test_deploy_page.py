@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from corefed.base.pages import lines
+from corefed.base.settings import list_settings
 from corefed.federation.operate.processes import free_port
 from corefed.federation.rules import Rules
-from corefed.settings import describe
 from corefed.training import record
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
@@ -67,5 +67,6 @@ def test_the_commands_as_they_stand_there(tmp_path: Path) -> None:
 
 def test_every_rule_is_listed_with_what_it_does() -> None:
     """The table is made from the code: paste what this test expects."""
-    rows = [[f"`{rule.name}`", f"`{rule.default}`", rule.text] for rule in describe.of_class(Rules)]
+    rules = list_settings(Rules)
+    rows = [[f"`{rule.name}`", f"`{rule.default_words}`", rule.help] for rule in rules]
     assert between("rules") == "\n".join(lines(["rule", "default", "what it does"], rows))

@@ -23,6 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
+from corefed.base.settings import list_settings
 from corefed.base.types import Tree
 from corefed.federation import events, flower, flower_link, records, wire
 from corefed.federation.rules import Rules
@@ -68,7 +69,7 @@ def events_of(folders: Folders, event: str) -> list[dict[str, Any]]:
 
 
 def with_small(method: str, **more: Any) -> dict[str, Any]:
-    fields = {field.name for field in dataclasses.fields(registry.config_class(method))}
+    fields = {each.name for each in list_settings(registry.config_class(method))}
     small = {key: value for key, value in SMALL.items() if key in fields}
     return {**DIGITS, "method": method, **small, **more}
 

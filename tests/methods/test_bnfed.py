@@ -299,9 +299,9 @@ def test_sizes_are_checked_before_anything_is_allocated() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("sigma=0", "sigma is 0.0; it must be above 0"),
-        ("sigma=1e-5", "sigma is 1e-05; it must lie between 0.0001 and 10000"),
-        ("sigma_0=1e5", "sigma_0 is 100000; it must lie between"),
+        ("sigma=0", "sigma is 0.0; it must be between 0.0001 and 10000"),
+        ("sigma=1e-5", "sigma is 1e-05; it must be between 0.0001 and 10000"),
+        ("sigma_0=1e5", "sigma_0 is 100000.0; it must be between"),
         ("gamma=-1", "gamma is -1.0; it must be above 0"),
         ("growth=0", "growth is 0; it must be at least 1"),
         ("sweeps=0", "sweeps is 0; it must be at least 1"),

@@ -5,6 +5,7 @@ import torch
 
 from corefed import selectors
 from corefed.base.rng import SERVER, Streams, Who
+from corefed.base.settings import from_flat
 from corefed.base.types import ClientData, Work
 from corefed.methods import coreset_pfedbayes as method
 from corefed.methods import pfedbayes
@@ -16,6 +17,10 @@ from corefed.selectors.subset import subset_size
 from corefed.training.local import LocalClients
 
 SIZES = (40, 25, 33)
+
+
+def config_with(**values):
+    return from_flat(method.Config, values)
 
 
 def federation(dtype=torch.float32, classes=3, features=6):
@@ -57,7 +62,7 @@ def test_method_is_algorithm_1(kl_weight, optimizer):
     the solver, whose momentum amplifies rounding from one iteration to the next, and one round with
     the KL term, whose rows amplify it further. Without it, three rounds agree as closely.
     """
-    config = method.Config(
+    config = config_with(
         preset="paper", widths=(1.0,), solver="aiht", shrink=0.0, fraction=0.25,
         kl_weight=kl_weight, zeta=10.0, beta=0.7, optimizer=optimizer, eta_1=0.01,
         max_iterations=40, kl_rows=6,
@@ -98,21 +103,21 @@ def test_coreset_is_within_its_size_at_any_setting(fraction, steps):
 
 def test_refresh_at_the_latest_after_the_bound():
     """20 steps a round, checks never stale: a refresh in rounds 0, 3, 6, 9 for a bound of 60."""
-    config = method.Config(refresh_every=60, check_every=1000, stale=1e9, fraction=0.3)
+    config = config_with(refresh_every=60, check_every=1000, stale=1e9, fraction=0.3)
     _, clients = train(config, federation(), 10, Work(20, 10))
     assert clients.private["subset.refreshes"].tolist() == [4, 4, 4]
 
 
 def test_refresh_inside_a_round():
-    config = method.Config(refresh_every=60, check_every=1000, stale=1e9, fraction=0.3)
+    config = config_with(refresh_every=60, check_every=1000, stale=1e9, fraction=0.3)
     _, clients = train(config, federation(), 1, Work(200, 10))
     assert clients.private["subset.refreshes"].tolist() == [4, 4, 4]  # at steps 0, 60, 120, 180
 
 
 def test_stale_coreset_is_refreshed_early():
     """With a bound out of reach, only staleness refreshes; nothing is stale for a huge `stale`."""
-    slack = method.Config(refresh_every=10**6, check_every=20, stale=1e9, fraction=0.3)
-    strict = method.Config(refresh_every=10**6, check_every=20, stale=1e-9, fraction=0.3)
+    slack = config_with(refresh_every=10**6, check_every=20, stale=1e9, fraction=0.3)
+    strict = config_with(refresh_every=10**6, check_every=20, stale=1e-9, fraction=0.3)
     _, never = train(slack, federation(), 5, Work(20, 10))
     _, always = train(strict, federation(), 5, Work(20, 10))
     assert never.private["subset.refreshes"].tolist() == [1, 1, 1]
@@ -121,7 +126,7 @@ def test_stale_coreset_is_refreshed_early():
 
 def test_staleness_is_by_client():
     """One client's coreset is spoilt; at the next check it alone is stale."""
-    config = method.Config(refresh_every=10**6, check_every=1, stale=0.9, fraction=0.5)
+    config = config_with(refresh_every=10**6, check_every=1, stale=0.9, fraction=0.5)
     data = federation()
     _, clients = train(config, data, 3, Work(20, 10))
     before = clients.private["subset.refreshes"].clone()
@@ -169,7 +174,7 @@ def test_weights_that_lose_to_a_uniform_subset_are_not_used(monkeypatch):
 
     monkeypatch.setattr(selectors, "get", lambda name: absurd)
     data = federation()
-    _, clients = train(method.Config(fraction=0.3, stale=0.5), data, 1, Work(2, 10))
+    _, clients = train(config_with(fraction=0.3, stale=0.5), data, 1, Work(2, 10))
     k = subset_size(data.size, 0.3)
     for weight, size, kept in zip(clients.private["subset.weight"], SIZES, k.tolist(), strict=True):
         assert weight.max().item() == pytest.approx(size / kept)

@@ -17,7 +17,6 @@ iterations A-IHT was seen to come from 1e-15 to another support. Here it makes 1
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -29,6 +28,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import SERVER, Streams, Who, choose
+from corefed.base.settings import from_flat, list_settings
 from corefed.base.types import ClientData, Method, Tree, Update, Work
 from corefed.methods import pfedbayes, registry
 from corefed.models.likelihood import Categorical, Gaussian
@@ -95,7 +95,7 @@ def rows() -> Iterator[Any]:
     for name, entry in registry.METHODS.items():
         if find_spec(entry.module) is None:
             continue  # in the registry, not yet written
-        fields = {field.name for field in dataclasses.fields(registry.config_class(name))}
+        fields = {each.name for each in list_settings(registry.config_class(name))}
         small = {key: value for key, value in SMALL.items() if key in fields}
         for preset, values in (registry.presets(name) or {"": {}}).items():
             chosen = {**values, "preset": preset} if preset else dict(values)
@@ -151,7 +151,7 @@ def network(kind: str = "classes") -> Model:
 
 
 def build(row: Row, kind: str = "classes") -> Method:
-    config = registry.config_class(row.name)(**dict(row.settings))
+    config = from_flat(registry.config_class(row.name), dict(row.settings))
     return registry.build(row.name, config, network(kind))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch.func import functional_call, jvp, vmap
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams, Who
+from corefed.base.settings import from_flat, list_settings
 from corefed.base.types import ClientData, Method
 from corefed.bayes.predict import predictive
 from corefed.methods import registry
@@ -322,10 +322,10 @@ every_method = pytest.mark.parametrize(("name", "settings"), METHODS)
 
 def build(name: str, settings: dict[str, Any]) -> Method:
     config = registry.config_class(name)
-    fields = {field.name for field in dataclasses.fields(config)}
+    fields = {each.name for each in list_settings(config)}
     small = {key: value for key, value in SMALL.items() if key in fields}
     model = cnn((2, 8, 8), (3, 2), (4,), Categorical(CLASSES))
-    return registry.build(name, config(**{**small, **settings}), model)
+    return registry.build(name, from_flat(config, {**small, **settings}), model)
 
 
 @every_method

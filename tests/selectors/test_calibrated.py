@@ -15,7 +15,7 @@ from torch import Tensor
 from corefed.base.rng import Streams, Who
 from corefed.selectors import calibrated, matching, sampling
 from corefed.selectors.calibrated import in_turn
-from corefed.selectors.frame import Score, Settings
+from corefed.selectors.settings import Score, Selection
 
 SIZES, KEEP, N, S = (40, 25, 33), (30, 20, 9), 45, 8
 
@@ -109,7 +109,7 @@ def test_bounds_are_kept_and_clients_do_not_mix(bound: float) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_any_score_gives_k_points_in_turn_or_not(case: str, score: Score) -> None:
     for in_turn_, balance in ((True, True), (True, False), (False, True)):
-        settings = Settings(score=score, in_turn=in_turn_, balance=balance)
+        settings = Selection(score=score, in_turn=in_turn_, balance=balance)
         look = look_of(case, (40, 25), (8, 5), padding=2)._replace(settings=settings)
         weight, memory = calibrated.select(look)
         assert torch.equal((weight > 0).sum(-1), look.k) and (weight[~look.mask] == 0).all()
@@ -120,7 +120,7 @@ def test_any_score_gives_k_points_in_turn_or_not(case: str, score: Score) -> Non
 
 
 def test_without_a_score_or_calibration_it_is_a_simple_random_sample() -> None:
-    settings = Settings(score="none", in_turn=False, shrink=1e9)
+    settings = Selection(score="none", in_turn=False, shrink=1e9)
     look = look_of("classes", (40, 25), (8, 5))._replace(settings=settings)
     weight = calibrated.select(look).weight
     expected = (look.n / look.k).unsqueeze(-1) * (weight > 0)
@@ -246,7 +246,7 @@ def test_a_memory_that_was_kept_goes_on_as_if_nothing_had_happened() -> None:
 
 def test_a_pool_of_half_the_points_is_the_other_half_next_time() -> None:
     """In turn with equal chances; the solver's target stays that of all points."""
-    settings = Settings(pool=0.5, draws=30)
+    settings = Selection(pool=0.5, draws=30)
     look = look_of("classes", (40, 24), (8, 5))._replace(settings=settings)
     first = matching.select(look)
     second = matching.select(look._replace(memory=first.memory))

@@ -15,8 +15,8 @@ from corefed import selectors
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams, Who
 from corefed.selectors import classes, craig, gradients, herding, sampling
-from corefed.selectors.frame import Settings
 from corefed.selectors.potentials import relative_error
+from corefed.selectors.settings import Selection
 
 
 @pytest.mark.parametrize("case", ["classes", "regression"])
@@ -273,7 +273,7 @@ def test_two_phases_look_at_a_part_and_stand_for_all() -> None:
     totals = []
     for seed in range(400):
         look = look_of("classes", (40, 24), (6, 5), seed=seed)
-        look = look._replace(settings=Settings(pool=0.5, draws=16, shrink=1e9))
+        look = look._replace(settings=Selection(pool=0.5, draws=16, shrink=1e9))
         weight = selectors.get("calibrated")(look).weight
         assert ((weight > 0).sum(-1) == look.k).all() and (weight[~look.mask] == 0).all()
         totals.append(weight.sum(-1))
@@ -285,7 +285,7 @@ def test_two_phases_look_at_a_part_and_stand_for_all() -> None:
 def test_the_half_that_was_looked_at_is_not_looked_at_next() -> None:
     """With equal turns, two choices from half of the points each see all of them between them."""
     look = look_of("regression", (40,), (10,))
-    look = look._replace(settings=Settings(pool=0.5, draws=16))
+    look = look._replace(settings=Selection(pool=0.5, draws=16))
     first = selectors.get("calibrated")(look)
     second = selectors.get("calibrated")(look._replace(memory=first.memory))
     assert not ((first.weight > 0) & (second.weight > 0)).any()

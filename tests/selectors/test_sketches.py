@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from corefed.bayes import gaussian
 from corefed.models.likelihood import Categorical
 from corefed.models.network import mlp
 from corefed.selectors import calibrated, gradients, potentials, selection, sketches
-from corefed.selectors.frame import Look, Settings
+from corefed.selectors.frame import Look
+from corefed.selectors.settings import Selection
 
 
 def streams(clients: int, seed: int = 0) -> Streams:
@@ -28,7 +30,7 @@ def look_with(case: str = "classes", **settings: Any) -> Look:
     draws = torch.Generator().manual_seed(3)
     z = look.q + 0.3 * torch.randn(look.q.shape, generator=draws)
     before = look.q - 0.1 * torch.randn(look.q.shape, generator=draws)
-    return look._replace(z=z, before=before, settings=Settings()._replace(**settings))
+    return look._replace(z=z, before=before, settings=Selection(**settings))
 
 
 def again(look: Look) -> Look:
@@ -112,17 +114,17 @@ def test_the_path_has_two_centres_and_needs_the_last_choice() -> None:
     torch.testing.assert_close(both[..., 32:], expected, rtol=1e-4, atol=1e-6)
     first = again(look)._replace(before=None)  # at the first choice there is no path
     assert len(sketches.centres(first)) == 1
-    plain = again(look)._replace(settings=Settings())
+    plain = again(look)._replace(settings=Selection())
     assert torch.equal(sketches.sketch(first).g, sketches.sketch(plain).g)
 
 
 def test_around_global_is_around_z() -> None:
     look = look_with(around="global")
     g, norms = sketches.sketch(look)
-    swapped = again(look)._replace(q=look.z, settings=Settings())
+    swapped = again(look)._replace(q=look.z, settings=Selection())
     expected = sketches.sketch(swapped)
     assert torch.equal(g, expected.g) and torch.equal(norms, expected.norms)
-    here = sketches.sketch(again(look)._replace(settings=Settings())).g
+    here = sketches.sketch(again(look)._replace(settings=Selection())).g
     assert not torch.allclose(g, here, atol=1e-3)
 
 
@@ -136,7 +138,7 @@ def test_gradients_are_the_last_layers(case: str) -> None:
     layer = gradients.last_layer(again(look), 2, "coreset")
     assert torch.equal(g, layer.explicit())  # 2 draws of 3 (6 + 1) numbers, or fewer
     torch.testing.assert_close(norms, g.square().sum(-1).sqrt())
-    few = sketches.sketch(again(look)._replace(settings=look.settings._replace(draws=2)))
+    few = sketches.sketch(again(look)._replace(settings=replace(look.settings, draws=2)))
     assert few.g.shape[-1] == 2 and torch.equal(few.norms, norms)
     assert (few.g[~look.mask] == 0).all()
 
@@ -148,21 +150,21 @@ def test_passes_by_hand() -> None:
     """784 * 100 + 100 weights below the last layer, 100 * 10 + 10 in it."""
     model = mlp((784, 100, 10), Categorical(10))
     head = 1010 / 79510
-    plain = Settings()
+    plain = Selection()
     assert sketches.passes(model, plain) == pytest.approx(2 + 64 * head)
-    many = plain._replace(draws=200, feature_draws=16)
+    many = replace(plain, draws=200, feature_draws=16)
     assert sketches.passes(model, many) == pytest.approx(16 + 200 * head)
-    assert sketches.passes(model, plain._replace(match="gradients")) == 2
-    wide = plain._replace(widths=(1.0, 2.0, 4.0))  # one draw below the last layer each, at least
+    assert sketches.passes(model, replace(plain, match="gradients")) == 2
+    wide = replace(plain, widths=(1.0, 2.0, 4.0))  # one draw below the last layer each, at least
     assert sketches.passes(model, wide) == pytest.approx(3 + 3 * 22 * head)
-    path = wide._replace(around="path")
+    path = replace(wide, around="path")
     assert sketches.passes(model, path) == pytest.approx(6 + 6 * 11 * head)
-    odd = plain._replace(widths=(1.0, 4.0), feature_draws=3)  # two draws for each width
+    odd = replace(plain, widths=(1.0, 4.0), feature_draws=3)  # two draws for each width
     assert sketches.passes(model, odd) == pytest.approx(4 + 64 * head)
     # Where every layer is drawn, the gradients' norms want one pass more.
-    assert sketches.passes(model, plain._replace(feature_draws=0)) == 65
+    assert sketches.passes(model, replace(plain, feature_draws=0)) == 65
     assert sketches.passes(model._replace(head=None), plain) == 65
-    assert sketches.passes(model, plain._replace(feature_draws=0, match="gradients")) == 1
+    assert sketches.passes(model, replace(plain, feature_draws=0, match="gradients")) == 1
 
 
 # A client of logistic regression
@@ -217,7 +219,7 @@ def test_calibration_takes_most_of_the_spread_away() -> None:
     uniform = selection.judge(g, look.data.weight[:1], look.k[:1], look.mask[:1]).uniform
     spread = []
     for shrink in (1e9, 0.1):
-        settings = look.settings._replace(shrink=shrink)
+        settings = replace(look.settings, shrink=shrink)
         weight = calibrated.select(look._replace(settings=settings)).weight
         total = weight @ g[0]
         variance = total.var(0).sum() / g[0].sum(0).square().sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from corefed import selectors
 from corefed.base.rng import SERVER, Streams, Who
+from corefed.base.settings import from_flat
 from corefed.base.types import ClientData, Tree, Work
 from corefed.bayes import gaussian
 from corefed.methods import coreset_pfedbayes
@@ -20,6 +22,7 @@ from corefed.methods.coreset_pfedbayes import Config, upkeep_of
 from corefed.models.likelihood import Categorical
 from corefed.models.network import mlp
 from corefed.selectors import renewal, selection, sketches
+from corefed.selectors.settings import Renewal
 from corefed.selectors.subset import subset_size
 from corefed.settings.config import resolve
 from corefed.training import rounds
@@ -44,7 +47,7 @@ class Federation:
         x = torch.randn(len(sizes), n, 6, generator=draws)
         y = (x @ torch.randn(6, 3, generator=draws)).argmax(-1)
         weight = (torch.arange(n) < torch.tensor(sizes).unsqueeze(-1)).float()
-        self.config = Config(**{"fraction": 0.3, **config})
+        self.config = from_flat(Config, {"fraction": 0.3, **config})
         self.method = coreset_pfedbayes.build(self.config, MODEL)
         self.server = self.method.init_server(Streams([Who(0, SERVER)], 0))
         self.data = ClientData(x, y, weight)
@@ -71,42 +74,42 @@ class Federation:
 # How often
 
 
-def rule_of(**changed: Any) -> renewal.Rule:
-    """That of a network 784-100-10 with the default selector."""
-    passes = 2 + 64 * 1010 / 79510
-    plain = renewal.Rule(0, 0.5, moved=0.0, stale=0.0, check_every=200, passes=passes)
-    return plain._replace(**changed)
+PASSES = 2 + 64 * 1010 / 79510
+"""Of a network 784-100-10 with the default selector."""
+
+
+def interval(n: Tensor, work: Work, draws: int, **changed: Any) -> list[int]:
+    return renewal.interval(Renewal(**changed), PASSES, n, work, draws).tolist()
 
 
 def test_the_interval_follows_the_budget() -> None:
     """2.813 n / (0.5 * 3 * 100 K) to the nearest 20: 18.75 and 84.4 for K = 1."""
     n, work = torch.tensor([1000, 4500, 1]), Work(20, 100)
-    assert renewal.interval(rule_of(), n, work, 1).tolist() == [20, 80, 20]
-    assert renewal.interval(rule_of(budget=0.25), n, work, 1).tolist() == [40, 160, 20]
-    assert renewal.interval(rule_of(budget=0.125), n, work, 1).tolist() == [80, 340, 20]
-    assert renewal.interval(rule_of(), n, work, 2).tolist() == [20, 40, 20]
-    assert renewal.interval(rule_of(), n, Work(20, 50), 1).tolist() == [40, 160, 20]
-    assert renewal.interval(rule_of(refresh_every=37), n, work, 1).tolist() == [37] * 3
+    assert interval(n, work, 1) == [20, 80, 20]
+    assert interval(n, work, 1, budget=0.25) == [40, 160, 20]
+    assert interval(n, work, 1, budget=0.125) == [80, 340, 20]
+    assert interval(n, work, 2) == [20, 40, 20]
+    assert interval(n, Work(20, 50), 1) == [40, 160, 20]
+    assert interval(n, work, 1, refresh_every=37) == [37] * 3
     model = mlp((784, 100, 10), Categorical(10))
-    assert upkeep_of(Config(), model).rule == pytest.approx(rule_of())
+    assert upkeep_of(Config(), model).passes == pytest.approx(PASSES)
 
 
 def test_choosing_costs_the_budget_as_a_part_of_training_on_all_data() -> None:
     """Where the interval is not rounded: n a multiple of what makes 20 steps."""
-    rule = rule_of(passes=3.0)
     n = torch.tensor([1000, 2000, 5000])
-    every = renewal.interval(rule, n, Work(20, 100), 1)
-    assert torch.equal(rule.passes * n / (every * renewal.STEP * 100), torch.full((3,), 0.5))
+    every = renewal.interval(Renewal(), 3.0, n, Work(20, 100), 1)
+    assert torch.equal(3.0 * n / (every * renewal.STEP * 100), torch.full((3,), 0.5))
 
 
 def test_how_often_the_question_is_asked() -> None:
-    assert rule_of().every == 20
-    assert rule_of(refresh_every=150).every == 150
-    assert rule_of(refresh_every=150, moved=1.0).every == 20
-    assert rule_of(refresh_every=10, moved=1.0).every == 10
-    assert rule_of(refresh_every=150, stale=0.5, check_every=50).every == 50
-    assert rule_of(check_every=5).every == 20  # nobody looks between choices
-    assert rule_of(stale=0.5, check_every=5).every == 5
+    assert renewal.question_interval(Renewal()) == 20
+    assert renewal.question_interval(Renewal(refresh_every=150)) == 150
+    assert renewal.question_interval(Renewal(refresh_every=150, moved=1.0)) == 20
+    assert renewal.question_interval(Renewal(refresh_every=10, moved=1.0)) == 10
+    assert renewal.question_interval(Renewal(refresh_every=150, stale=0.5, check_every=50)) == 50
+    assert renewal.question_interval(Renewal(check_every=5)) == 20  # nobody looks between choices
+    assert renewal.question_interval(Renewal(stale=0.5, check_every=5)) == 5
 
 
 def test_movement_by_hand() -> None:
@@ -119,11 +122,11 @@ def test_movement_by_hand() -> None:
     state = {"before": before, "age": torch.zeros(2)}
 
     def moved(limit: float) -> list[bool]:
-        return renewal.has_moved(rule_of(moved=limit), state, q).tolist()
+        return renewal.has_moved(Renewal(moved=limit), state, q).tolist()
 
     assert moved(0.19) == [True, True] and moved(0.21) == [True, False]
     assert moved(1.41) == [True, False] and moved(1.42) == [False, False]
-    assert renewal.has_moved(rule_of(), {"age": torch.zeros(2)}, q).tolist() == [False, False]
+    assert renewal.has_moved(Renewal(), {"age": torch.zeros(2)}, q).tolist() == [False, False]
 
 
 @pytest.mark.parametrize(("work", "many"), [(Work(240, 10), 1), (Work(20, 10), 12)])
@@ -246,7 +249,7 @@ def test_every_selector_trains(name: str) -> None:
     assert private["q"].isfinite().all()
     settings = upkeep_of(federation.config, MODEL).settings
     if name == "matching":  # max(2k, 200) draws
-        settings = settings._replace(draws=selection.draws_for(12, 40, 0, 2048))
+        settings = replace(settings, draws=selection.draws_for(12, 40, 0, 2048))
     passes = 3 * renewal.cost(name, MODEL, settings) + CHECK
     torch.testing.assert_close(private["subset.looked"], passes * torch.tensor(SIZES).float())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args, get_type_hints
@@ -14,12 +14,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corefed.base.errors import UserError
+from corefed.base.settings import Positive, list_settings
 from corefed.coreset.solvers import SOLVERS
 from corefed.methods import coreset_pfedbayes, registry
 from corefed.selectors import SELECTORS
-from corefed.settings import config, describe, ranges
+from corefed.selectors.settings import Selection
+from corefed.settings import config
 from corefed.settings.config import Run, differences, fingerprint, resolve, to_dict, to_toml
 from corefed.settings.values import parse
+
+
+@dataclass(frozen=True)
+class Step:
+    """A group of settings."""
+
+    rate: Positive = 0.5
+    """A number with a range."""
+    halve: bool = False
+    """Whether to halve it."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,10 @@ class ToyConfig:
     """A number."""
     tries: int = 1
     """Another."""
+    proximal: Positive = 0.1
+    """One that has a range."""
+    step: Step = field(default_factory=lambda: Step(rate=0.25))
+    """A group, with a default of its own."""
 
 
 @pytest.fixture
@@ -174,12 +190,10 @@ def test_ranges(key: str, value: object) -> None:
 @pytest.mark.parametrize("method", registry.METHODS)
 def test_every_number_has_a_range_and_every_setting_a_text(method: str) -> None:
     own = registry.config_class(method)
-    for cls in (Run, own):
-        hints = get_type_hints(cls)
-        for setting in describe.of_class(cls):
-            assert setting.text.endswith("."), setting
-            if hints[setting.name] in (int, float, tuple[int, ...]):
-                assert setting.name in ranges.RANGES, setting
+    for setting in (*list_settings(Run), *list_settings(own)):
+        assert setting.help.endswith("."), setting
+        if setting.kind in (int, float, tuple[int, ...], tuple[float, ...]):
+            assert setting.range is not None, setting
 
 
 @pytest.mark.parametrize("method", registry.METHODS)
@@ -227,7 +241,72 @@ def test_settings_of_the_coreset_may_say_so(tmp_path: Path) -> None:
     assert resolve(file) == plain
 
 
-@pytest.mark.parametrize("key", ["coreset.zeta", "coreset.rounds", "coreset.nought", "other.draws"])
+def test_a_group_may_be_named_or_left_out(toy: ModuleType, tmp_path: Path) -> None:
+    plain = resolve(flags={"method": "toy"}, assignments=["rate=2", "halve=true"])
+    assert plain.settings == ToyConfig(step=Step(2.0, True))
+    named = ["step.rate=2", "step.halve=true"]
+    assert resolve(flags={"method": "toy"}, assignments=named) == plain
+    file = tmp_path / "e.toml"
+    file.write_text('method = "toy"\n[step]\nrate = 2\nhalve = true\n')
+    assert resolve(file) == plain
+    assert to_dict(plain)["rate"] == 2.0 and "step" not in to_dict(plain)
+    file.write_text(to_toml(plain))
+    assert "[" not in file.read_text().replace("[]", "").replace("= [", "")
+    assert resolve(file) == plain
+    assert resolve(flags={"method": "toy"}).settings == ToyConfig()  # rate is the group's 0.25
+
+
+def test_a_preset_names_settings_of_groups_flatly(toy: ModuleType) -> None:
+    toy.PRESETS["paper"]["rate"] = 3
+    assert resolve(flags={"method": "toy", "preset": "paper"}).settings.step.rate == 3.0  # type: ignore[attr-defined]
+
+
+def test_groups_of_the_default_method(tmp_path: Path) -> None:
+    plain = resolve(assignments=["draws=32", "budget=0.25"])
+    assert resolve(assignments=["selection.draws=32", "renewal.budget=0.25"]) == plain
+    file = tmp_path / "e.toml"
+    file.write_text("[selection]\ndraws = 32\n[renewal]\nbudget = 0.25\n")
+    assert resolve(file) == plain
+
+
+def test_a_group_is_no_setting() -> None:
+    with pytest.raises(UserError, match=r"'renewal' \(--set\) is a group.* NAME is refresh_every"):
+        resolve(assignments=["renewal=3"])
+    with pytest.raises(UserError, match=r"no setting 'run.rounds'.*; did you mean 'rounds'\?"):
+        resolve(assignments=["run.rounds=3"])
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("proximal=-5", "proximal is -5.0; it must be above 0."),
+        ("proximal=nan", "proximal is nan; it must be a finite number."),
+        ("zeta=inf", "zeta is inf; it must be a finite number."),
+        ("rate=0", "rate is 0.0; it must be above 0."),
+        ("step.rate=-1", "rate is -1.0; it must be above 0."),
+    ],
+)
+def test_a_new_method_only_declares_its_settings(
+    toy: ModuleType, given: str, sentence: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(flags={"method": "toy"}, assignments=[given])
+    assert str(caught.value) == sentence
+
+
+def test_a_method_has_no_setting_that_every_run_has(toy: ModuleType) -> None:
+    @dataclass(frozen=True)
+    class Config:
+        rounds: int = 1
+
+    toy.Config = Config  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="Run has a field 'rounds' already"):
+        resolve(flags={"method": "toy"})
+
+
+@pytest.mark.parametrize(
+    "key", ["coreset.zeta", "coreset.rounds", "coreset.nought", "other.draws", "renewal.draws"]
+)
 def test_but_not_those_of_anything_else(key: str) -> None:
     with pytest.raises(UserError, match="There is no setting"):
         resolve(assignments=[f"{key}=1"])
@@ -253,5 +332,5 @@ def test_every_selector_can_be_set() -> None:
 
 
 def test_every_solver_but_the_one_that_needs_posteriors_runs_in_a_federation() -> None:
-    kind = get_type_hints(coreset_pfedbayes.Config)["solver"]
+    kind = get_type_hints(Selection)["solver"]
     assert set(get_args(kind)) == set(SOLVERS) - {"sparse-vi"}

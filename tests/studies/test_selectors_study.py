@@ -70,8 +70,9 @@ def test_every_row_is_chosen_anew_at_the_same_cadence() -> None:
         if row not in (FULL, ONCE, selectors.MATCHING):
             settings = config.resolve(flags=flags).settings
             assert isinstance(settings, coreset_pfedbayes.Config)
-            rule = coreset_pfedbayes.upkeep_of(settings, model).rule
-            often.add(int(renewal.interval(rule, torch.tensor([10_000]), Work(20, 100), 1)))
+            rule, passes = settings.renewal, coreset_pfedbayes.upkeep_of(settings, model).passes
+            n = torch.tensor([10_000])
+            often.add(int(renewal.interval(rule, passes, n, Work(20, 100), 1)))
             assert rule.moved == rule.stale == 0
     assert len(often) == 1 and often != {renewal.LEAST}
     assert "selector" not in selectors.ROWS[DEFAULT]
@@ -89,8 +90,9 @@ def test_variations_are_renewed_as_often_as_the_default(
     name: str, model: Model, points: int
 ) -> None:
     """The numbers in ABLATED are what the default's budget comes to."""
-    rule = coreset_pfedbayes.upkeep_of(coreset_pfedbayes.Config(), model).rule
-    every = renewal.interval(rule, torch.tensor([points]), Work(20, 100), 1)
+    upkeep = coreset_pfedbayes.upkeep_of(coreset_pfedbayes.Config(), model)
+    n = torch.tensor([points])
+    every = renewal.interval(upkeep.rule, upkeep.passes, n, Work(20, 100), 1)
     found = {place.refresh_every for place in selectors.ABLATED if place.problem == name}
     assert found == {int(every)}
 

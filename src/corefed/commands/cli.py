@@ -14,7 +14,7 @@ import typer
 
 from corefed import __version__
 from corefed.base.errors import UserError
-from corefed.commands import coreset, looking, studies, training, using
+from corefed.commands import coreset, looking, methods, studies, training, using
 from corefed.commands.federation import app as federation
 
 app = typer.Typer(
@@ -32,7 +32,7 @@ app.command()(looking.watch)
 app.command(epilog=using.PREDICT_EXAMPLES)(using.predict)
 app.command(epilog=using.PERSONALIZE_EXAMPLES)(using.personalize)
 app.command(epilog=using.EXPORT_EXAMPLES)(using.export)
-app.command()(looking.methods)
+app.command()(methods.methods)
 app.command()(looking.datasets)
 app.command(epilog=coreset.CORESET_EXAMPLES)(coreset.coreset)
 studies.add_to(app)

@@ -1,4 +1,4 @@
-"""What there is and what came out: `corefed methods`, `datasets`, `compare`, `report`, `watch`."""
+"""What there is and what came out: `corefed datasets`, `compare`, `report`, `watch`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import typer
 
 from corefed.base.errors import UserError
 from corefed.commands.options import ClientColumn, Json, Target
-from corefed.methods.registry import METHODS
 
 REPORT_EXAMPLES = """Examples:
 
@@ -69,30 +68,6 @@ def watch(
     from corefed.show import watch as watching
 
     raise typer.Exit(watching.watch(folder, once=once))
-
-
-def methods(
-    name: Annotated[str | None, typer.Argument(help="Show this method's settings.")] = None,
-) -> None:
-    """List the methods, or every setting of one."""
-    from rich.console import Console
-    from rich.table import Table
-
-    if name is None:
-        table = Table("method", "what it is")
-        for known, entry in METHODS.items():
-            table.add_row(known, entry.description)
-        Console().print(table)
-        return
-    from corefed.settings import describe
-    from corefed.show import report
-
-    own = describe.of_method(name)
-    for title, settings in ((f"settings of {name}", own), ("of every run", describe.of_run())):
-        table = Table("setting", "type", "default", "what it is", title=title)
-        for setting in settings:
-            table.add_row(*setting)
-        report.console().print(table)
 
 
 def datasets(

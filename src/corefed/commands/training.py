@@ -26,7 +26,7 @@ corefed run --model nets:make — nets.py in this folder has def make(inputs, ou
 
 corefed run --resume runs/random — after a crash or Ctrl-C; ends as if it had never stopped.
 
-Settings without a flag are given by --set; `corefed methods NAME` lists them all."""
+Settings without a flag are given by --set; `corefed methods NAME --all` lists them."""
 
 Names = ", ".join(METHODS)
 

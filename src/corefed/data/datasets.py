@@ -7,13 +7,12 @@ because the split protocols of this line of work pool both files before dealing 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, did_you_mean
 from corefed.data import (
     cifar,
     embedding,
@@ -156,8 +155,7 @@ def _unknown(name: str) -> str:
     bare = {known.partition(":")[0]: known for known in _DESCRIPTIONS}
     if kind in bare:
         return f"Data set {name!r} is not written like that; write {bare[kind]}."
-    nearest = get_close_matches(kind, bare, n=1)
-    hint = f" Did you mean {bare[nearest[0]]!r}?" if nearest else ""
+    hint = did_you_mean(kind, bare, written=bare)
     return f"There is no data set {name!r}.{hint} Known: {', '.join(_DESCRIPTIONS)}."
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, did_you_mean
 from corefed.data import dealing
 from corefed.data.dataset import Dataset
 from corefed.data.dealing import Indices, Pool
@@ -89,8 +88,7 @@ def split(spec: str, dataset: Dataset, clients: int, seed: int) -> list[Split]:
     """Deal `dataset` to `clients` as `spec` says; the same arguments give the same split."""
     name, *arguments = spec.split(":")
     if name not in SPECS:
-        nearest = get_close_matches(name, SPECS, n=1)
-        hint = f" Did you mean {SPECS[nearest[0]]!r}?" if nearest else ""
+        hint = did_you_mean(name, SPECS, written=SPECS)
         raise UserError(
             f"There is no partition {spec!r}.{hint} Known: {', '.join(SPECS.values())}."
         )

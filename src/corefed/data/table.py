@@ -8,7 +8,6 @@ columns' names, so that the order in the file does not matter.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, did_you_mean
 from corefed.data import classes, columns, profile, sources
 from corefed.data.cells import shown
 from corefed.data.columns import Column, Layout
@@ -123,11 +122,8 @@ def _roles(source: Source, settings: Settings) -> dict[str, Role]:
 
 
 def _no_column(source: Source, name: str, purpose: str) -> str:
-    near = get_close_matches(name, source.columns, n=1, cutoff=0.5)
-    folded = [each for each in source.columns if each.casefold() == name.casefold()]
-    hint = f"did you mean {(folded or near)[0]!r}?" if folded or near else ""
-    hint = hint or f"it has {shown(source.columns)}."
-    return f"{source.path} has no column {name!r} {purpose}; {hint}"
+    hint = did_you_mean(name, source.columns, otherwise=f"it has {shown(source.columns)}")
+    return f"{source.path} has no column {name!r} {purpose}{hint}"
 
 
 def _described(own: Profile, layout: tuple[Column, ...]) -> Profile:

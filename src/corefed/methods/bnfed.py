@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
+from corefed.base.settings import Positive, PositiveInt, Range
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import optim
 from corefed.bayes.predict import averaged
@@ -41,44 +42,34 @@ from corefed.methods.layers import Array, Index, join, split, take
 from corefed.methods.pfnm import Prior, find, match_networks, popular
 from corefed.models.network import Model, mlp
 
+WIDTH = Range(lambda v: 1e-4 <= v <= 1e4, "between 0.0001 and 10000")
+"""Of sigma and sigma_0: squares of numbers in this range can be added in float64."""
+
 
 @dataclass(frozen=True)
 class Config:
     """Settings of BNFed; the paper's symbol in brackets."""
 
-    learning_rate: float = 0.01
-    """Step size of the clients' Adam, which starts anew in each round."""
-    sigma: float = 1.0
+    learning_rate: Positive = 0.01
+    """Step size of the clients' Adam, which restarts in each round."""
+    sigma: Annotated[float, WIDTH] = 1.0
     """Standard deviation of a client's neuron around the global one: less means more neurons."""
-    sigma_0: float = 1.0
+    sigma_0: Annotated[float, WIDTH] = 1.0
     """Standard deviation of global neurons around 0: less means more shrinkage towards 0."""
-    gamma: float = 1.0
+    gamma: Positive = 1.0
     """Mass of the Beta process (gamma_0): more means more neurons that are not shared."""
-    sweeps: int = 10
+    sweeps: PositiveInt = 10
     """Times that each client's neurons are matched at most; it ends when nothing changes."""
-    growth: int = 5
+    growth: PositiveInt = 5
     """The global network's hidden layers are at most so many times as wide as a client's."""
     initial: Literal["own", "shared"] = "own"
     """Clients' first networks: each draws its own, as in the paper, or all have the server's."""
-    initial_std: float = 0.1
+    initial_std: Positive = 0.1
     """Standard deviation of the initial weights, as those of the Bayesian methods."""
 
 
-NARROWEST, WIDEST = 1e-4, 1e4
-"""Bounds of sigma and sigma_0: squares of what lies between can be added in float64."""
-
 MOST_BYTES = 1 << 30
 """Of the padded global network, which each client in training receives."""
-
-
-def check(config: Config) -> None:
-    """Refuse what rounding could not bear."""
-    for name in ("sigma", "sigma_0"):
-        value = getattr(config, name)
-        if not NARROWEST <= value <= WIDEST:
-            raise UserError(
-                f"{name} is {value:g}; it must lie between {NARROWEST:g} and {WIDEST:g}."
-            )
 
 
 def build(config: Config, model: Model) -> Method:

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
+from corefed.base.settings import ABLATION, NotNegative, Part, PositiveInt
 from corefed.base.types import ClientData, Method, Subset, Tree, Work
 from corefed.bayes import elbo, gaussian
 from corefed.bayes.batches import batches, noises
@@ -38,6 +39,7 @@ from corefed.models.network import Model
 from corefed.selectors import frame, renewal, selection, upkeep
 from corefed.selectors.kl_rows import kl_rows
 from corefed.selectors.matching import THRESHOLDING
+from corefed.selectors.settings import Renewal, Selection
 from corefed.selectors.subset import subset_size
 from corefed.selectors.upkeep import Upkeep
 
@@ -50,73 +52,24 @@ class Config(pfedbayes.Config):
     preset: Literal["fast", "matching", "paper"] = "fast"
     """`fast`: train on the coreset alone, chosen by `selector`. `matching`: the same with the
     paper's selector. `paper`: Algorithm 1 to the letter."""
-    fraction: float = 0.1
+    fraction: Part = 0.1
     """Size of a client's coreset: k = ceil(fraction n)."""
     selector: Literal[
         "calibrated", "matching", "craig", "gradmatch", "herding", "k-centre", "loss",
         "gradient-norm", "leverage", "random",
     ] = "calibrated"  # fmt: skip
-    """How the coreset is chosen (not of preset paper); `docs/selectors.md` compares them."""
-    around: frame.Around = "posterior"
-    """Where pi-hat is drawn: around the client's posterior, also ahead on its path since the last
-    choice, or around the global model."""
-    widths: tuple[float, ...] = (1.0,)
-    """pi-hat has sigma times these; a block of draws each, stacked."""
-    match: frame.Match = "potentials"
-    """What is matched: potentials (Eq. 4), or gradients of the last layer."""
-    draws: int = 0
-    """Draws from pi-hat in a selection (S of Eq. 4); 0 takes 64 to calibrate on, and of a solver,
-    which fits them freely, 2k and at least 200."""
-    feature_draws: int = 2
-    """Draws of the layers below the last that the S draws share; 0 draws every layer S times."""
-    score: frame.Score = "gradient"
-    """What a point's chance to be taken follows (selector calibrated): the norm of its last-layer
-    gradient, of its potentials, its loss, or nothing."""
-    floor: float = 0.3
-    """Part of the chances that is even; no weight is drawn above n / (k floor)."""
-    in_turn: bool = True
-    """Points that were not taken are owed their turn; else each choice is drawn independently."""
-    balance: bool = True
-    """Turns are kept by class as well, so that each class has its share of every choice."""
-    shrink: float = 0.1
-    """Ridge that pulls weights towards those of the drawing, of a solver towards n/k; 0: none."""
-    bound: float = 4.0
-    """Factor by which calibration may change a weight, at most."""
-    solver: Literal[
-        "exchange", "omp", "omp-block", "aiht-2", "aiht", "iht", "giga", "frank-wolfe",
-        "uniform", "uniform-refit",
-    ] = "aiht-2"  # fmt: skip
-    """How Eq. 4 is solved (selector matching); `docs/coresets.md` compares them."""
-    max_iterations: int = 0
-    """Iterations of the solver, at most; 0 takes 100 of hard thresholding, else its own bound."""
-    pool: float = 1.0
-    """Part of the points, taken in turn, that are looked at (selector calibrated), or that a solver
-    may choose among (selector matching)."""
-    refresh_every: int = 0
-    """Local steps after which a coreset is chosen anew; 0 lets `budget` decide."""
-    budget: float = 0.5
-    """What choosing may cost, as a part of training on all data; the coreset is renewed as often as
-    that allows, after a multiple of 20 steps."""
-    moved: float = 0.0
-    """Choose anew when the posterior's mean has moved by this many of its standard deviations since
-    the last choice, on average; 0: whatever it does."""
-    stale: float = 0.0
-    """Choose anew when the coreset's error on fresh draws exceeds this part of a uniform subset's,
-    and give up weights that are worse than uniform ones; 0: whatever it is."""
-    check_every: int = 200
-    """Local steps between looks at that error."""
-    check_draws: int = 64
-    """Fresh draws of such a look."""
-    kl_weight: float = 0.0
+    """How the coreset is chosen (not used by preset paper); `docs/selectors.md` compares
+    selectors."""
+    selection: Selection = field(default_factory=Selection)
+    renewal: Renewal = field(default_factory=Renewal)
+    kl_weight: Annotated[NotNegative, ABLATION] = 0.0
     """Weight of KL(q_w || q) in the coreset objective, Eq. 8 (preset paper)."""
-    kl_rows: int = 16
-    """Rows that the KL term is sketched to."""
-    kl_curvature: Literal["exact", "diagonal"] = "exact"
-    """H of the KL term: Gauss-Newton with conjugate gradients, or its diagonal."""
-    outer: int = 3
-    """Times the coreset is solved for in a round, at most (preset paper)."""
-    selection_mb: int = 2048
-    """Memory bound of a selection; draws are reduced to fit it."""
+    kl_rows: Annotated[PositiveInt, ABLATION] = 16
+    """Rows that the KL term is sketched to (preset paper)."""
+    kl_curvature: Annotated[Literal["exact", "diagonal"], ABLATION] = "exact"
+    """H of the KL term: Gauss-Newton with conjugate gradients, or its diagonal (preset paper)."""
+    outer: Annotated[PositiveInt, ABLATION] = 3
+    """Most times that the coreset is solved for per round (preset paper)."""
 
 
 SETTLED = 1e-3
@@ -154,14 +107,13 @@ OWN = {
 
 
 def check(config: Config) -> None:
-    """Beside the values of PFedBayes: a setting of a selector that was not chosen does nothing."""
-    pfedbayes.check(config)
-    if config.refresh_every == 0 and config.budget == 0:
+    """Refuse a coreset that is never reselected, and settings that the selector does not use."""
+    if config.renewal.refresh_every == 0 and config.renewal.budget == 0:
         raise UserError("refresh_every and budget are both 0: give one of them a value.")
     for selector, names in OWN.items():
         for name in names:
-            value = getattr(config, name)
-            if selector != config.selector and value != getattr(Config, name):
+            value = getattr(config.selection, name)
+            if selector != config.selector and value != getattr(Selection, name):
                 raise UserError(
                     f"{name} is {value}, but selector {config.selector} does not use it; leave it "
                     f"out, or take {'preset' if selector == 'matching' else 'selector'}={selector}."
@@ -199,7 +151,7 @@ def build(config: Config, model: Model) -> Method:
         select_as_printed if printed else coresets.select,
         weights=lambda state: state["weight"],
         after=upkeep.after,
-        every=0 if printed else coresets.rule.every,
+        every=0 if printed else renewal.question_interval(config.renewal),
         report=upkeep.report,
         # Selecting as printed trains both branches: more than passes forward.
         cost=None if printed else lambda state: state["looked"],
@@ -209,33 +161,8 @@ def build(config: Config, model: Model) -> Method:
 
 def upkeep_of(config: Config, model: Model) -> Upkeep:
     """How coresets are chosen and renewed under these settings."""
-    settings = frame.Settings(
-        around=config.around,
-        widths=config.widths,
-        match=config.match,
-        draws=config.draws,
-        feature_draws=config.feature_draws,
-        score=config.score,
-        floor=config.floor,
-        in_turn=config.in_turn,
-        balance=config.balance,
-        shrink=config.shrink,
-        bound=config.bound,
-        solver=config.solver,
-        iterations=config.max_iterations,
-        pool=config.pool,
-        memory_mb=config.selection_mb,
-    )
-    rule = renewal.Rule(
-        refresh_every=config.refresh_every,
-        budget=config.budget,
-        moved=config.moved,
-        stale=config.stale,
-        check_every=config.check_every,
-        passes=renewal.cost("calibrated", model, settings),
-    )
     return Upkeep(
-        model, config.selector, settings, rule, config.fraction, config.check_draws,
+        model, config.selector, config.selection, config.renewal, config.fraction,
         config.monte_carlo,
     )  # fmt: skip
 
@@ -312,23 +239,25 @@ def _kl_term(
 def _solve(
     config: Config, g: Tensor, y: Tensor, k: Tensor, mask: Tensor, streams: Streams
 ) -> Tensor:
+    own = config.selection
     return selection.solve(
         g, y, k, mask,
-        solver=config.solver,
-        iterations=config.max_iterations or THRESHOLDING.get(config.solver, 0),
-        shrink=config.shrink,
+        solver=own.solver,
+        iterations=own.max_iterations or THRESHOLDING.get(own.solver, 0),
+        shrink=own.shrink,
         generators=streams.generators("solver", host=True),
     )  # fmt: skip
 
 
 def _sketch(config: Config, draws: int) -> selection.Sketch:
-    return selection.Sketch(config.widths, draws, config.feature_draws)
+    return selection.Sketch(config.selection.widths, draws, config.selection.feature_draws)
 
 
 def _groups(config: Config, due: Tensor, data: ClientData) -> list[tuple[list[int], int]]:
     """Clients to select for together, with their S."""
     k = subset_size(data.size, config.fraction)
-    return selection.groups(due, data, k, config.draws, config.selection_mb)
+    own = config.selection
+    return selection.groups(due, data, k, own.draws, own.selection_mb)
 
 
 def algorithm_1(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
+from corefed.base.settings import Positive
 from corefed.base.types import Batch, ClientData, Method, Tree, Update
 from corefed.bayes import elbo
 from corefed.bayes.predict import averaged
@@ -24,9 +25,9 @@ from corefed.models.network import Model
 class Config:
     """Settings of FedAvg."""
 
-    learning_rate: float = 0.02
+    learning_rate: Positive = 0.02
     """Step size of the clients' SGD."""
-    initial_std: float = 0.1
+    initial_std: Positive = 0.1
     """Standard deviation of the initial weights of an MLP, as those of the Bayesian methods."""
 
 

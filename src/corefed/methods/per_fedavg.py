@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
+from corefed.base.settings import Positive, PositiveInt
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes.batches import parts
 from corefed.bayes.predict import averaged
@@ -47,15 +48,15 @@ class Config:
 
     variant: Literal["fo", "hf"] = "fo"
     """`fo`: without the Hessian. `hf`: its products with vectors by differences of gradients."""
-    alpha: float = 0.02
+    alpha: Positive = 0.02
     """Step size that makes a model personal (alpha), in training and at evaluation."""
-    beta: float = 0.02
+    beta: Positive = 0.02
     """Step size of the shared model's training (beta), as FedAvg's."""
-    delta: float = 1.0
+    delta: Positive = 1.0
     """Distance at which variant hf takes its two gradients, in steps of size alpha."""
-    adapt_steps: int = 1
+    adapt_steps: PositiveInt = 1
     """Gradient steps, on all training data of a client, to its personal model."""
-    initial_std: float = 0.1
+    initial_std: Positive = 0.1
     """Standard deviation of the initial weights of an MLP, as those of the Bayesian methods."""
 
 

@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from corefed.base.errors import UserError
 from corefed.base.rng import Streams
+from corefed.base.settings import Finite, NotNegative, Part, Positive, PositiveInt
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import elbo, gaussian, optim
 from corefed.bayes.predict import predictive
@@ -28,23 +28,24 @@ from corefed.models.network import Model
 class Config:
     """Settings of PFedBayes; the paper's symbol in brackets."""
 
-    zeta: float = 1.0
+    zeta: NotNegative = 1.0
     """Weight of KL(q || z) against the full-data likelihood (zeta): more means less personal."""
-    beta: float = 1.0
-    """Server mixing (beta): v <- (1 - beta) v + beta mean of uploads."""
-    eta_1: float = 0.001
+    beta: Part = 1.0
+    """Server mixing (beta): v <- (1 - beta) v + beta mean of uploads. Above 1 a posterior might
+    have no positive variance."""
+    eta_1: Positive = 0.001
     """Learning rate of the personal posterior q."""
-    eta_2: float = 0.001
+    eta_2: Positive = 0.001
     """Learning rate of the localised global model z."""
-    monte_carlo: int = 1
-    """Draws of theta a step (K)."""
+    monte_carlo: PositiveInt = 1
+    """Draws of theta per step (K)."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """Update rule of both steps."""
     fusion: Literal["average", "precision"] = "average"
     """How the server joins posteriors: the paper's average of (mu, rho), or natural parameters."""
-    initial_std: float = 0.1
+    initial_std: Positive = 0.1
     """Standard deviation of the initial means (mu ~ N(0, 0.1^2) in the paper)."""
-    initial_rho: float = -3.0
+    initial_rho: Finite = -3.0
     """Initial rho of every weight; sigma = softplus(rho)."""
 
 
@@ -120,12 +121,6 @@ def build(config: Config, model: Model) -> Method:
         noise=(config.monte_carlo, model.size),
         traits=Traits(posteriors=("v",)),
     )
-
-
-def check(config: Config) -> None:
-    """A posterior beyond the average of those uploaded may have no positive variance."""
-    if config.beta > 1:
-        raise UserError(f"beta is {config.beta:g}; it must be above 0 and at most 1.")
 
 
 def aggregate(config: Config, server: Tree, update: Update) -> Tree:

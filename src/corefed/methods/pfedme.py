@@ -30,6 +30,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
+from corefed.base.settings import Positive, PositiveInt
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes.predict import averaged
 from corefed.methods.fedavg import gradient
@@ -40,17 +41,17 @@ from corefed.models.network import Model
 class Config:
     """Settings of pFedMe; the paper's symbol in brackets."""
 
-    penalty: float = 30.0
+    penalty: Positive = 30.0
     """Weight of ||theta - w||^2 / 2 (lambda): more means less personal."""
-    inner_steps: int = 5
+    inner_steps: PositiveInt = 5
     """Gradient steps towards the personal model on each minibatch (K)."""
-    personal_rate: float = 0.02
+    personal_rate: Positive = 0.02
     """Step size of the personal model; stable while penalty plus curvature is below 2 / it."""
-    learning_rate: float = 0.01
+    learning_rate: Positive = 0.01
     """Step size of the localised model w_i on the Moreau envelope (eta)."""
-    beta: float = 2.0
+    beta: Positive = 2.0
     """Server mixing (beta): w <- (1 - beta) w + beta mean of uploads; above 1 it goes beyond."""
-    initial_std: float = 0.1
+    initial_std: Positive = 0.1
     """Standard deviation of the initial weights of an MLP, as those of the Bayesian methods."""
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
+from corefed.base.settings import NotNegativeInt, Part, Positive, Unit
 from corefed.base.types import ClientData, Method
 from corefed.methods import fedavg, pfedbayes
 from corefed.methods.subset import on_subset
@@ -27,17 +28,16 @@ class Config(pfedbayes.Config):
 
     base: Literal["pfedbayes", "fedavg"] = "pfedbayes"
     """The method that trains on the subset; fedavg takes learning_rate and initial_std alone."""
-    learning_rate: float = 0.02
+    learning_rate: Positive = 0.02
     """Step size of the clients' SGD (base fedavg)."""
-    fraction: float = 0.1
+    fraction: Part = 0.1
     """Part of each client's points it trains on: k = ceil(fraction n)."""
-    redraw_every: int = 0
-    """Local steps after which a new subset is drawn; 0 keeps the first for the whole run."""
+    redraw_every: Annotated[NotNegativeInt, Unit("local steps")] = 0
+    """Age at which the subset is redrawn; 0 keeps the first for the whole run."""
 
 
 def check(config: Config) -> None:
-    """Beside the values of PFedBayes: a setting of the base that was not chosen does nothing."""
-    pfedbayes.check(config)
+    """Refuse a setting that the chosen base does not use."""
     own = {field.name for field in dataclasses.fields(pfedbayes.Config)} - {"initial_std"}
     idle = own if config.base == "fedavg" else {"learning_rate"}
     for name in sorted(idle):

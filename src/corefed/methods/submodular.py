@@ -9,11 +9,13 @@ points is worth (`corefed.selectors.submodular`). Features are x as the model se
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
+from corefed.base.settings import Part, PositiveInt, Unit
 from corefed.base.types import ClientData, Method
 from corefed.methods import fedavg
 from corefed.methods.subset import on_subset
@@ -27,12 +29,12 @@ from corefed.selectors.subset import subset_size
 class Config(fedavg.Config):
     """Settings of FedAvg on a diverse subset, beside those of FedAvg."""
 
-    fraction: float = 0.5
+    fraction: Part = 0.5
     """Part of each client's points it trains on: k = ceil(fraction n)."""
     metric: Metric = "cosine"
     """Similarity of two points: their cosine, or exp(-distance / number of features)."""
-    selection_mb: int = 2048
-    """Memory bound of a client's selection."""
+    selection_mb: Annotated[PositiveInt, Unit("MB")] = 2048
+    """Memory bound of the selection of one client."""
 
 
 def build(objective: Objective, config: Config, model: Model, regulariser: float = 1.0) -> Method:

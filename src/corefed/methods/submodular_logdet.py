@@ -6,7 +6,9 @@ See `submodular.py`, which has all but the regulariser.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from corefed.base.settings import at_least
 from corefed.base.types import Method
 from corefed.methods import submodular
 from corefed.models.network import Model
@@ -16,7 +18,7 @@ from corefed.models.network import Model
 class Config(submodular.Config):
     """Settings of submodular-logdet, beside those of the other two objectives."""
 
-    regulariser: float = 1.0
+    regulariser: Annotated[float, at_least(1e-6)] = 1.0
     """lambda of log det(S + lambda I): the larger, the less similar points shut each other out."""
 
 

@@ -22,13 +22,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, did_you_mean
 from corefed.models import network
 from corefed.models.checks import Point, line, output_of, refuse_what_cannot_be_stacked
 from corefed.models.likelihood import Likelihood
@@ -131,10 +130,9 @@ def _imported(path: str, name: str) -> object:
 
 def _missing(owner: object, part: str, path: str, name: str) -> str:
     public = [k for k, v in getattr(owner, "__dict__", {}).items() if k[0] != "_" and callable(v)]
-    nearest = get_close_matches(part, public, n=1)
     some = ", ".join(public[:8]) or "nothing to call"
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {some}."
-    return f"The model {name} is not there: {path} has no {part!r}; {hint}"
+    hint = did_you_mean(part, public, otherwise=f"it has {some}")
+    return f"The model {name} is not there: {path} has no {part!r}{hint}"
 
 
 @contextmanager

@@ -24,6 +24,8 @@ choices: turns make up later for what a small choice rounds, a class of half a p
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -66,7 +68,7 @@ def _in_two_phases(look: Look) -> Choice:
     small = look._replace(
         data=part,
         memory=torch.zeros_like(part.weight),
-        settings=look.settings._replace(pool=1.0),
+        settings=replace(look.settings, pool=1.0),
     )
     weight = (select(small).weight / share).to(data.weight.dtype)
     return Choice(torch.zeros_like(data.weight).scatter(-1, index, weight), memory)

@@ -8,43 +8,16 @@ points, its posterior q and the global model z, and at what it remembered of ear
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 from corefed.base.types import ClientData
 from corefed.models.network import Model
+from corefed.selectors.settings import Selection
 
 if TYPE_CHECKING:
     from corefed.base.rng import Streams
-
-
-Around = Literal["posterior", "path", "global"]
-Match = Literal["potentials", "gradients"]
-Score = Literal["gradient", "potential", "loss", "none"]
-
-
-class Settings(NamedTuple):
-    """How the project's own selectors work; those of others have none.
-
-    The method's Config says what each one means (`methods/coreset_pfedbayes.py`).
-    """
-
-    around: Around = "posterior"
-    widths: tuple[float, ...] = (1.0,)
-    match: Match = "potentials"
-    draws: int = 0
-    feature_draws: int = 2
-    score: Score = "gradient"
-    floor: float = 0.3
-    in_turn: bool = True
-    balance: bool = True
-    shrink: float = 0.1
-    bound: float = 4.0
-    solver: str = "aiht-2"
-    iterations: int = 0
-    pool: float = 1.0
-    memory_mb: int = 2048
 
 
 class Look(NamedTuple):
@@ -57,7 +30,7 @@ class Look(NamedTuple):
     k: Tensor  # [C] points to keep, at most
     memory: Tensor  # [C, n] what the selector remembered last time; 0 at first
     streams: Streams
-    settings: Settings = Settings()
+    settings: Selection = Selection()
     before: Tensor | None = None  # [C, 2, P] the posteriors at the last choice, where kept
 
     @property

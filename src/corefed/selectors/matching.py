@@ -9,6 +9,8 @@ from one choice to the next, and a client comes to see more of its data.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from corefed.selectors import selection
@@ -27,7 +29,7 @@ def select(look: Look) -> Choice:
     weight, memory = torch.zeros_like(look.data.weight), look.memory.clone()
     everyone = torch.ones_like(look.k, dtype=torch.bool)
     for rows, draws in selection.groups(
-        everyone, look.data, look.k, settings.draws, settings.memory_mb
+        everyone, look.data, look.k, settings.draws, settings.selection_mb
     ):
         own = part(look, rows)
         n = own.mask.shape[1]
@@ -43,7 +45,7 @@ def _solve(look: Look, draws: int) -> Choice:
             look.model, centres(look)[0], look.data, plain, look.streams, "coreset"
         )
     else:
-        g = sketch(look._replace(settings=settings._replace(draws=draws))).g
+        g = sketch(look._replace(settings=replace(settings, draws=draws))).g
     y = g.sum(1)
     if settings.pool < 1:
         many = torch.ceil(look.n * settings.pool).long()
@@ -54,7 +56,7 @@ def _solve(look: Look, draws: int) -> Choice:
     weight = selection.solve(
         g * mask.unsqueeze(-1), y, look.k, mask,
         solver=settings.solver,
-        iterations=settings.iterations or THRESHOLDING.get(settings.solver, 0),
+        iterations=settings.max_iterations or THRESHOLDING.get(settings.solver, 0),
         shrink=settings.shrink,
         generators=look.streams.generators("solver", host=True),
         plain=look.n / look.k,

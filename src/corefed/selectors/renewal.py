@@ -13,8 +13,6 @@ checks itself, when its error on fresh draws has grown (`stale`).
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -22,7 +20,7 @@ from corefed.base.types import Tree, Work
 from corefed.bayes import gaussian
 from corefed.models.network import Model
 from corefed.selectors import named, sketches
-from corefed.selectors.frame import Settings
+from corefed.selectors.settings import Renewal, Selection
 
 LEAST = 20
 """Local steps between two choices that a budget leaves, at least, and in multiples of."""
@@ -30,35 +28,27 @@ STEP = 3
 """Forward passes that a point costs in training: forward once, back twice that."""
 
 
-class Rule(NamedTuple):
-    """The settings of those names, and what a choice by the default selector costs a point."""
-
-    refresh_every: int
-    budget: float
-    moved: float
-    stale: float
-    check_every: int
-    passes: float
-
-    @property
-    def every(self) -> int:
-        """Local steps between two questions whether a coreset is due."""
-        often = [self.refresh_every or LEAST]
-        often += [LEAST] if self.moved > 0 else []
-        often += [self.check_every] if self.stale > 0 else []
-        return min(often)
+def question_interval(rule: Renewal) -> int:
+    """Local steps between two questions whether a coreset is due."""
+    often = [rule.refresh_every or LEAST]
+    often += [LEAST] if rule.moved > 0 else []
+    often += [rule.check_every] if rule.stale > 0 else []
+    return min(often)
 
 
-def interval(rule: Rule, n: Tensor, work: Work, draws: int) -> Tensor:
-    """[C] local steps between two choices, for clients of n points and K draws a step."""
+def interval(rule: Renewal, passes: float, n: Tensor, work: Work, draws: int) -> Tensor:
+    """[C] local steps between two selections, for clients of n points and K draws per step.
+
+    `passes` is what a selection by the default selector costs per point.
+    """
     if rule.refresh_every:
         return torch.full_like(n, rule.refresh_every)
     step = STEP * work.batch * draws
-    wanted = rule.passes * n / (rule.budget * step)
+    wanted = passes * n / (rule.budget * step)
     return torch.round(wanted / LEAST).long().clamp_min(1) * LEAST
 
 
-def has_moved(rule: Rule, state: Tree, q: Tensor) -> Tensor:
+def has_moved(rule: Renewal, state: Tree, q: Tensor) -> Tensor:
     """[C] whether the posterior's mean is far from where it was at the last choice: the root mean
     square of its movement in standard deviations."""
     if rule.moved == 0:
@@ -68,7 +58,7 @@ def has_moved(rule: Rule, state: Tree, q: Tensor) -> Tensor:
     return steps.square().mean(-1).sqrt() > rule.moved
 
 
-def cost(selector: str, model: Model, settings: Settings) -> float:
+def cost(selector: str, model: Model, settings: Selection) -> float:
     """Forward passes of each point that a choice by this selector costs."""
     own = named(selector).passes
     if own is not None:

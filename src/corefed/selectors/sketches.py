@@ -28,7 +28,8 @@ from torch import Tensor
 from corefed.bayes import gaussian
 from corefed.models.network import Model
 from corefed.selectors import gradients, potentials
-from corefed.selectors.frame import Look, Settings
+from corefed.selectors.frame import Look
+from corefed.selectors.settings import Selection
 
 DRAWS = 64
 """Draws that weights are calibrated on, where none are asked for: they are pulled towards those of
@@ -90,7 +91,7 @@ def centres(look: Look) -> list[Tensor]:
     return [look.q]
 
 
-def passes(model: Model, settings: Settings) -> float:
+def passes(model: Model, settings: Selection) -> float:
     """What a sketch costs a point, in forward passes: those of the lower layers, and the heads."""
     shared = settings.feature_draws
     if settings.match == "gradients":

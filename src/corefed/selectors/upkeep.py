@@ -15,6 +15,7 @@ What is kept beside the method's own private state, a row a client:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -25,25 +26,30 @@ from corefed.base.rng import Streams
 from corefed.base.types import ClientData, Tree, Work
 from corefed.models.network import Model
 from corefed.selectors import renewal, selection, sketches
-from corefed.selectors.frame import Look, Settings, trimmed
+from corefed.selectors.frame import Look, trimmed
+from corefed.selectors.settings import Renewal, Selection
 from corefed.selectors.subset import subset_size, uniform
 
 
 class Upkeep(NamedTuple):
-    """How coresets are kept up; see the method's Config for what the settings mean."""
+    """How coresets are kept up."""
 
     model: Model
     selector: str
-    settings: Settings
-    rule: renewal.Rule
+    settings: Selection
+    rule: Renewal
     fraction: float
-    check_draws: int
     monte_carlo: int
 
     @property
     def remembers(self) -> bool:
         """Whether the posterior at the last choice is kept."""
         return self.rule.moved > 0 or self.settings.around == "path"
+
+    @property
+    def passes(self) -> float:
+        """Forward passes per point that a selection by the default selector costs."""
+        return renewal.cost("calibrated", self.model, self.settings)
 
     def state(self, q: Tensor, data: ClientData) -> Tree:
         """That of clients who have no coreset yet."""
@@ -67,7 +73,8 @@ class Upkeep(NamedTuple):
         rule, age = self.rule, state["age"]
         k = subset_size(data.size, self.fraction)
         whole = k >= data.size  # the coreset is the data
-        old = (age < 0) | (age >= renewal.interval(rule, data.size, work, self.monte_carlo))
+        often = renewal.interval(rule, self.passes, data.size, work, self.monte_carlo)
+        old = (age < 0) | (age >= often)
         due = (old | renewal.has_moved(rule, state, working["q"])) & ~whole
         look = (age < 0) | (state["checked"] >= rule.check_every)
         if rule.stale > 0:
@@ -118,10 +125,10 @@ class Upkeep(NamedTuple):
         """[C] forward passes of each point that a choice costs."""
         settings = [self.settings] * len(k)
         if self.selector == "matching":  # whose S follows k
-            bound, asked = self.settings.memory_mb, self.settings.draws
+            bound, asked = self.settings.selection_mb, self.settings.draws
             pairs = zip(k.tolist(), data.size.tolist(), strict=True)
             drawn = (selection.draws_for(kept, n, asked, bound) for kept, n in pairs)
-            settings = [self.settings._replace(draws=draws) for draws in drawn]
+            settings = [replace(self.settings, draws=draws) for draws in drawn]
         costs = [renewal.cost(self.selector, self.model, each) for each in settings]
         return torch.tensor(costs, device=k.device)
 
@@ -136,8 +143,8 @@ class Upkeep(NamedTuple):
     ) -> selection.Quality:
         """How well coresets stand in for all data on fresh draws; NaN for clients not due."""
         found = selection.Quality(*(torch.full_like(state["age"], torch.nan) for _ in range(2)))
-        bound = self.settings.memory_mb
-        for rows, _ in selection.groups(due, data, k, self.check_draws, bound):
+        bound = self.settings.selection_mb
+        for rows, _ in selection.groups(due, data, k, self.rule.check_draws, bound):
             part = trimmed(data, rows)
             w = state["weight"][rows][:, : part.weight.shape[1]]
             quality = self.quality(working["q"][rows], w, part, streams.subset(rows))
@@ -145,8 +152,8 @@ class Upkeep(NamedTuple):
         state["held_out_error"] = torch.where(due, found.error, state["held_out_error"])
         state["over_uniform"] = torch.where(due, found.over_uniform, state["over_uniform"])
         state["checked"] = state["checked"].masked_fill(due, 0.0)
-        plain = self.settings._replace(around="posterior", match="potentials")
-        asked = plain._replace(draws=self.check_draws, feature_draws=self._check_features)
+        plain = replace(self.settings, around="posterior", match="potentials")
+        asked = replace(plain, draws=self.rule.check_draws, feature_draws=self._check_features)
         passes = sketches.passes(self.model, asked)
         state["looked"] = state["looked"] + passes * due * data.size
         return found
@@ -155,7 +162,8 @@ class Upkeep(NamedTuple):
         self, q: Tensor, w: Tensor, data: ClientData, streams: Streams
     ) -> selection.Quality:
         """How well w stands in for all data on fresh draws around q."""
-        sketch = selection.Sketch(self.settings.widths, self.check_draws, self._check_features)
+        widths, draws = self.settings.widths, self.rule.check_draws
+        sketch = selection.Sketch(widths, draws, self._check_features)
         g = selection.stacked_potentials(self.model, q, data, sketch, streams, "check")
         return selection.judge(g, w, subset_size(data.size, self.fraction), data.weight > 0)
 

@@ -2,27 +2,38 @@
 
 Layers, each over the one before: defaults (those for the kind of data included), the method's
 preset, the file, flags, `--set key=value`.
-The keys of `Run` and those of the method's own Config share one flat namespace. What a string means
-follows from the field's annotation, so no key is described twice.
+The keys of `Run` and those of the method's own Config share one flat namespace. A key of a group
+can be written with it (`selection.draws`, or a table [selection]) or without. What a value may be
+follows from the field's annotation (`base/settings.py`), so no key is described twice.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from corefed.base import settings as declared
 from corefed.base.errors import UserError, did_you_mean
+from corefed.base.settings import (
+    NotNegativeInt,
+    Part,
+    Positive,
+    PositiveInt,
+    Range,
+    Setting,
+    Unit,
+    from_flat,
+    list_settings,
+    to_flat,
+)
 from corefed.methods import registry
 from corefed.models.names import MEMORY
-from corefed.settings import ranges
 from corefed.settings.values import parse, to_toml_value
 
 if TYPE_CHECKING:
@@ -38,8 +49,18 @@ OWN = ("table:", "npz:", MEMORY)
 OWN_NOISE: dict[str, object] = {"noise": 0.5, "learn_noise": True}
 """What takes the place of both keys' defaults for such data, where neither is given."""
 
+CORESET = "coreset"
+"""A prefix that the method's own settings may have in place of their group: coreset.solver."""
+
 Scaling = Literal["auto", "unit", "standard", "features", "client"]
 Embedding = Literal["auto", "efficientnet-lite0", "resnet18", "none"]
+
+CHANNELS = Range(lambda v: len(v) > 0 and min(v) >= 1, "one or more widths of at least 1")
+WIDTHS = Range(lambda v: all(w >= 1 for w in v), "widths of at least 1")
+SEEDS = Range(
+    lambda v: len(v) > 0 and len(set(v)) == len(v) and min(v) >= 0,
+    "one or more different whole numbers from 0 up",
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +81,7 @@ class Run:
     target: str = ""
     """Tables: the column to predict."""
     client_column: str = ""
-    """Tables and .npz: the column or array whose values are the clients; empty: a partition deals
+    """Tables and .npz: the column or array whose values are the clients; empty: a partition splits
     the rows."""
     categorical: tuple[str, ...] = ()
     """Tables: columns of numbers that are categories (codes); text always is."""
@@ -70,35 +91,35 @@ class Run:
     """Tables: fill in missing values and say so, or stop at them."""
     task: Literal["auto", "classification", "regression"] = "auto"
     """Tables and .npz: what is learnt; auto takes text and a few whole numbers for classes."""
-    smallest_client: int = 10
+    smallest_client: PositiveInt = 10
     """Clients of a column with fewer rows are left out: below ten, one test point or two say
     nothing about a model."""
     partition: str = ""
-    """How data are dealt to clients; empty takes the usual one for the data."""
-    clients: int = 10
+    """How data are split between clients; empty takes the usual partition for the data."""
+    clients: PositiveInt = 10
     """Number of clients (N); a column of clients brings its own."""
-    keep: float = 1.0
+    keep: Part = 1.0
     """Part of each client's training points that it has at all; the others are left out, drawn
     at random."""
-    rounds: int = 30
+    rounds: PositiveInt = 30
     """Communication rounds (T)."""
-    local_steps: int = 20
-    """Gradient steps a client makes in a round (R)."""
-    batch_size: int = 100
+    local_steps: PositiveInt = 20
+    """Gradient steps per client and round (R)."""
+    batch_size: PositiveInt = 100
     """Points in a minibatch (b); a client with fewer uses all it has."""
-    seeds: tuple[int, ...] = (0,)
-    """One repetition a seed, each with its own split and initial weights, trained together."""
-    cohort: int = 0
+    seeds: Annotated[tuple[int, ...], SEEDS] = (0,)
+    """One repetition per seed, each with its own split and initial weights, trained together."""
+    cohort: NotNegativeInt = 0
     """Clients drawn for each round (S); 0 takes all."""
     model: str = "auto"
     """The network: mlp (fully connected), cnn (convolutional), or one of your own by
     package.module:factory; auto is cnn for CIFAR-10 and for folders of images that are not
     embedded."""
-    channels: tuple[int, ...] = (32, 64, 64)
+    channels: Annotated[tuple[int, ...], CHANNELS] = (32, 64, 64)
     """Channels of a cnn's convolutions, each followed by pooling."""
-    hidden: tuple[int, ...] = (100,)
+    hidden: Annotated[tuple[int, ...], WIDTHS] = (100,)
     """Widths of the hidden layers, in a cnn those after the convolutions; empty: none."""
-    noise: float = 1.0
+    noise: Positive = 1.0
     """Regression: standard deviation of the targets' noise, or where learning starts from; of
     tables and .npz, whose targets are standardised, in standard deviations of the target."""
     learn_noise: bool = False
@@ -111,13 +132,13 @@ class Run:
     """Where to compute: auto, cpu, cuda or cuda:INDEX."""
     runtime: Literal["vmap", "loop"] = "vmap"
     """All clients stacked, as far as memory allows, or one after the other."""
-    memory_mb: int = 4096
+    memory_mb: Annotated[PositiveInt, Unit("MB")] = 4096
     """Bound on the memory that stacking clients may take."""
-    evaluate_every: int = 0
+    evaluate_every: Annotated[NotNegativeInt, Unit("rounds")] = 0
     """Rounds between evaluations; 0 makes about ten. The last round is always evaluated."""
-    evaluate_draws: int = 10
+    evaluate_draws: PositiveInt = 10
     """Draws of the weights that a prediction averages over."""
-    checkpoint_every: int = 1
+    checkpoint_every: Annotated[NotNegativeInt, Unit("rounds")] = 1
     """Rounds between checkpoints; 0 writes none, and the run cannot be resumed."""
     data_dir: str = ""
     """Folder to look for data in, before $COREFED_DATA and the user's cache."""
@@ -156,23 +177,17 @@ def resolve(
     given = [*_from_file(file), *_from_flags(flags or {}, where), *_from_assignments(assignments)]
     method = str(next((g.value for g in reversed(given) if g.key == "method"), Run.method))
     own = registry.config_class(method)
-    kinds = _kinds(own)
-    values: dict[str, object] = {}
-    for written, value, where in given:
-        # The method's own settings may be written with what they are about: coreset.solver.
-        key = written.removeprefix("coreset.")
-        if key not in kinds or (key != written and key not in own.__annotations__):
-            raise UserError(_unknown(written, where, method, list(kinds)))
-        values[key] = parse(key, value, kinds[key], where)
-    if "preset" in kinds:
+    known = _known(own)
+    given = [each._replace(key=_name(each, own, known, method)) for each in given]
+    values = {g.key: parse(g.key, g.value, known[g.key].kind, g.where) for g in given}
+    if "preset" in known:
         _refuse_two_presets(given)
-        values = {**_preset(method, str(values.get("preset", own.preset)), kinds), **values}
+        values = {**_preset(method, str(values.get("preset", own.preset)), known), **values}
     if str(values.get("data", Run.data)).startswith(OWN) and not values.keys() & OWN_NOISE.keys():
         values |= OWN_NOISE
-    run_keys = {field.name for field in dataclasses.fields(Run)}
     experiment = Experiment(
-        Run(**{k: v for k, v in values.items() if k in run_keys}),  # type: ignore[arg-type]
-        own(**{k: v for k, v in values.items() if k not in run_keys}),
+        from_flat(Run, {k: v for k, v in values.items() if known[k].owner is Run}),
+        from_flat(own, {k: v for k, v in values.items() if known[k].owner is not Run}),
     )
     check(experiment)
     return experiment
@@ -180,12 +195,20 @@ def resolve(
 
 def check(experiment: Experiment) -> None:
     """Refuse values out of range, once, before anything is loaded or written."""
-    values = to_dict(experiment)
-    ranges.check(values)
-    check_model(experiment.run.model)
-    own = getattr(registry.module(experiment.run.method), "check", None)
+    run = experiment.run
+    declared.check(run)
+    declared.check(experiment.settings)
+    if not run.client_column:  # otherwise their number is known once they are read
+        check_cohort(run.cohort, run.clients)
+    check_model(run.model)
+    own = getattr(registry.module(run.method), "check", None)
     if own is not None:
         own(experiment.settings)
+
+
+def check_cohort(cohort: int, clients: int) -> None:
+    if cohort > clients:
+        raise UserError(f"cohort is {cohort}; it must be at most the {clients} clients.")
 
 
 def check_model(model: str) -> None:
@@ -202,7 +225,7 @@ def check_model(model: str) -> None:
 
 def to_dict(experiment: Experiment) -> dict[str, Any]:
     """Every key and value, flat and ready for JSON (tuples become lists)."""
-    flat = {**dataclasses.asdict(experiment.run), **dataclasses.asdict(experiment.settings)}
+    flat = {**to_flat(experiment.run), **to_flat(experiment.settings)}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in flat.items()}
 
 
@@ -229,16 +252,27 @@ def differences(there: Mapping[str, object], here: Mapping[str, object]) -> list
     ]
 
 
-def _kinds(own: type[Any]) -> dict[str, Any]:
-    """Key -> annotation, of Run's fields and then the method's."""
-    kinds = {}
-    for cls in (Run, own):
-        hints = get_type_hints(cls)
-        for field in dataclasses.fields(cls):
-            if field.name in kinds:
-                raise TypeError(f"{cls.__module__}.Config: Run has a field {field.name!r} already")
-            kinds[field.name] = hints[field.name]
-    return kinds
+def _known(own: type[Any]) -> dict[str, Setting]:
+    """Name -> setting, Run's and then the method's."""
+    known = {each.name: each for each in list_settings(Run)}
+    for each in list_settings(own):
+        if each.name in known:
+            raise TypeError(f"{own.__module__}.Config: Run has a field {each.name!r} already")
+        known[each.name] = each
+    return known
+
+
+def _name(given: _Given, own: type[Any], known: Mapping[str, Setting], method: str) -> str:
+    """The setting that a key means: `draws`, `selection.draws` and `coreset.draws` are one."""
+    prefix, _, name = given.key.rpartition(".")
+    setting = known.get(name)
+    if setting is not None and prefix in ("", setting.group):
+        return name
+    if setting is not None and prefix == CORESET:  # of what the method itself declares
+        field = setting.group or name
+        if field in own.__annotations__:
+            return name
+    raise UserError(_unknown(given.key, given.where, method, known))
 
 
 def _from_file(file: Path | None) -> Iterator[_Given]:
@@ -250,19 +284,11 @@ def _from_file(file: Path | None) -> Iterator[_Given]:
         raise UserError(f"Cannot read {file}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not valid TOML: {error}.") from error
-    for key, value in _without_group(content).items():
-        if isinstance(value, dict):
-            raise UserError(f"{file} has a table [{key}]; settings are flat: write key = value.")
-        yield _Given(key.replace("-", "_"), value, str(file))
-
-
-def _without_group(content: dict[str, object]) -> dict[str, object]:
-    """A table [coreset] is the keys coreset.x."""
-    table = content.get("coreset")
-    if not isinstance(table, dict):
-        return content
-    rest = {key: value for key, value in content.items() if key != "coreset"}
-    return {**rest, **{f"coreset.{key}": value for key, value in table.items()}}
+    for key, value in content.items():
+        table = isinstance(value, dict)  # [selection] is the keys selection.x
+        for name, one in value.items() if table else [(key, value)]:
+            written = f"{key}.{name}" if table else name
+            yield _Given(written.replace("-", "_"), one, str(file))
 
 
 def _from_flags(flags: Mapping[str, object], where: str) -> Iterator[_Given]:
@@ -288,23 +314,29 @@ def _refuse_two_presets(given: Sequence[_Given]) -> None:
         )
 
 
-def _preset(method: str, name: str, kinds: Mapping[str, Any]) -> dict[str, object]:
+def _preset(method: str, name: str, known: Mapping[str, Setting]) -> dict[str, object]:
     presets = registry.presets(method)
     if name not in presets:
         raise UserError(f"{method} has no preset {name!r}, only {', '.join(presets)}.")
-    return {k: parse(k, v, kinds[k], f"preset {name}") for k, v in presets[name].items()}
+    return {k: parse(k, v, known[k].kind, f"preset {name}") for k, v in presets[name].items()}
 
 
-def _unknown(key: str, where: str, method: str, known: list[str]) -> str:
-    """One sentence for a key that is misspelt, or belongs to another method."""
-    owners = [name for name in registry.METHODS if key in _kinds(registry.config_class(name))]
+def _unknown(key: str, where: str, method: str, known: Mapping[str, Setting]) -> str:
+    """One sentence for a key that is misspelt, a group, or belongs to another method."""
+    members = [each.name for each in known.values() if each.group == key]
+    if members:
+        return (
+            f"{key!r} ({where}) is a group of settings; write {key}.NAME=VALUE, where NAME is "
+            f"{', '.join(members)}."
+        )
+    owners = [name for name in registry.METHODS if key in _known(registry.config_class(name))]
     if key == "fraction" and owners:
         return f"{method} trains on all data and takes no fraction; {_list(owners)} do."
     if owners:
         return f"{key!r} ({where}) is a setting of {_list(owners)}, not of {method}."
-    nearest = get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}" if nearest else f"there are {', '.join(known)}"
-    return f"There is no setting {key!r} ({where}) in a {method} run; {hint}?"
+    name = key.rpartition(".")[2]
+    hint = did_you_mean(name, known, otherwise=f"there are {', '.join(known)}")
+    return f"There is no setting {key!r} ({where}) in a {method} run{hint}"
 
 
 def _list(names: Sequence[str]) -> str:

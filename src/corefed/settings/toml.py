@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import textwrap
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from corefed.base.errors import UserError
-from corefed.settings.describe import of_class
-from corefed.settings.values import parse
+from corefed.base.errors import UserError, did_you_mean
+from corefed.base.settings import check, list_settings, to_flat
+from corefed.settings.values import parse, to_toml_value
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,21 +32,22 @@ def read(path: Path, missing: str) -> dict[str, Any]:
 
 
 def table(content: Mapping[str, Any], cls: type[T], where: str) -> T:
-    """A table's keys as the fields of `cls`; a key of another name is a mistake."""
-    kinds = get_type_hints(cls)
+    """A table's keys as the fields of `cls`, checked; a key of another name is a mistake."""
+    settings = list_settings(cls)
+    kinds = {each.name: each.kind for each in settings}
     values: dict[str, Any] = {}
     for written, value in content.items():
         key = written.replace("-", "_")
         if key not in kinds:
-            nearest = get_close_matches(key, kinds, n=1)
-            hint = f"did you mean {nearest[0]!r}" if nearest else f"there are {', '.join(kinds)}"
-            raise UserError(f"There is no setting {written!r} in {where}; {hint}?")
+            hint = did_you_mean(key, kinds, otherwise=f"there are {', '.join(kinds)}")
+            raise UserError(f"There is no setting {written!r} in {where}{hint}")
         values[key] = parse(key, value, kinds[key], where)
-    required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
-    for key in required:
-        if key not in values:
-            raise UserError(f"{where} has no {key!r}.")
-    return cls(**values)
+    for each in settings:
+        if each.default is dataclasses.MISSING and each.name not in values:
+            raise UserError(f"{where} has no {each.name!r}.")
+    found = cls(**values)
+    check(found, where)
+    return found
 
 
 def groups(content: Mapping[str, Any], names: tuple[str, ...], where: str) -> dict[str, Any]:
@@ -63,14 +62,9 @@ def groups(content: Mapping[str, Any], names: tuple[str, ...], where: str) -> di
 def written(settings: Any) -> str:
     """A dataclass as TOML, each key under a comment that says what it is."""
     lines = []
-    values = dataclasses.asdict(settings)
-    for setting in of_class(type(settings)):
-        choices = f" ({setting.kind})" if "|" in setting.kind else ""
-        lines += textwrap.wrap(
-            setting.text + choices, 98, initial_indent="# ", subsequent_indent="# "
-        )
-        value = values[setting.name]
-        listed = list(value) if isinstance(value, tuple) else value
-        # JSON's strings, numbers, lists and booleans are TOML's.
-        lines.append(f"{setting.name} = {json.dumps(listed, ensure_ascii=False)}")
+    values = to_flat(settings)
+    for each in list_settings(type(settings)):
+        choices = f" ({each.type_words})" if each.choices else ""
+        lines += textwrap.wrap(each.help + choices, 98, initial_indent="# ", subsequent_indent="# ")
+        lines.append(f"{each.name} = {to_toml_value(values[each.name])}")
     return "\n".join(lines) + "\n"

@@ -20,6 +20,8 @@ def parse(key: str, value: object, kind: Any, where: str) -> object:
     if get_origin(kind) is tuple:
         parts = _items(value)
         return tuple(parse(key, part, get_args(kind)[0], where) for part in parts)
+    if kind not in _SCALARS:
+        raise TypeError(f"{key}: a setting cannot be a {kind}")
     words, convert = _SCALARS[kind]
     try:
         return convert(value)
@@ -28,7 +30,7 @@ def parse(key: str, value: object, kind: Any, where: str) -> object:
 
 
 def to_toml_value(value: object) -> str:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "[" + ", ".join(map(to_toml_value, value)) + "]"
     # JSON's true, numbers and strings are TOML's; only DEL must be escaped in addition.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

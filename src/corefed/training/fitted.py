@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from corefed.base import files
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, did_you_mean
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import ClientData, Method, Tree
 from corefed.bayes import uncertainty
@@ -166,13 +166,10 @@ class Fitted(NamedTuple):
 
     def place(self, client: str, seed: int | None = None) -> tuple[int, int]:
         """(g, i) of a client by name, and of a seed of the run, the first if none is given."""
-        from difflib import get_close_matches
-
         if client not in self.names:
             known = [*self.names, *newcomers(self.folder)]
-            near = get_close_matches(client, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {_some(known)}."
-            raise UserError(f"The run in {self.folder} has no client {client!r}; {hint}")
+            hint = did_you_mean(client, known, otherwise=f"it has {_some(known)}")
+            raise UserError(f"The run in {self.folder} has no client {client!r}{hint}")
         seeds = self.experiment.run.seeds
         if seed is not None and seed not in seeds:
             raise UserError(

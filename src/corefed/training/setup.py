@@ -26,8 +26,7 @@ from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.models.names import MEMORY
 from corefed.models.network import Model
 from corefed.models.own import Factory
-from corefed.settings import ranges
-from corefed.settings.config import OWN, Experiment, Run
+from corefed.settings.config import OWN, Experiment, Run, check_cohort
 from corefed.training import local
 
 
@@ -147,7 +146,7 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
         if dataset is None or run.data.startswith("synthetic-"):  # drawn anew for each seed
             dataset = pool(run, spec, seed, download=download)
         count = partition.client_count(spec, dataset, run.clients)
-        ranges.check_cohort(run.cohort, count)
+        check_cohort(run.cohort, count)
         dealt = partition.split(spec, dataset, count, seed)
         splits = partition.thinned(dealt, run.keep, seed)
         names = partition.client_names(spec, dataset, count)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, did_you_mean
 from corefed.bayes.uncertainty import Prediction
 from corefed.data import inputs, memory
 from corefed.training.fitted import Fitted
@@ -118,10 +117,9 @@ class Personal(Mapping[Any, Predictor]):
     def __getitem__(self, name: Any) -> Predictor:
         if name not in self._names:
             known = [str(each) for each in self._names]
-            near = get_close_matches(str(name), known, n=1)
             some = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {some}."
-            raise UserError(f"There is no client {name!r}; {hint}")
+            hint = did_you_mean(str(name), known, otherwise=f"there are {some}")
+            raise UserError(f"There is no client {name!r}{hint}")
         return Predictor(self._fitted, str(name), "personal", self._classes)
 
     def __contains__(self, name: object) -> bool:

@@ -19,15 +19,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from corefed.base import files
 from corefed.base.errors import UserError
+from corefed.base.settings import NotNegative, Probability, Range, Unit
 from corefed.federation import rules
 from corefed.federation.operate.address import LISTEN, Address, listening
 from corefed.federation.protocol import check_run
 from corefed.federation.rules import Rules
-from corefed.settings import ranges, toml
+from corefed.settings import toml
 
 if TYPE_CHECKING:
     from corefed.federation.client import Place
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 FEDERATION, CLIENT = "federation.toml", "client.toml"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
 LOCK = ".lock"
+HEARTBEAT = Range(lambda v: 10 <= v <= 1800, "between 10 and 1800")  # Flower's own
 LIMIT, REFUSED = "message_limit", "refused.jsonl"  # between the training and `fence.py`
 
 
@@ -154,7 +156,7 @@ class About:
     model: str = ""
     """A network of your own, package.module:factory, that this client runs if the server asks for
     exactly it; other code that the server names is refused unseen."""
-    heartbeat: int = 10
+    heartbeat: Annotated[int, HEARTBEAT, Unit("seconds")] = 10
     """Seconds between signs of life; the server counts this client as gone after twice as long."""
 
 
@@ -162,12 +164,12 @@ class About:
 class Privacy:
     """The table [privacy] of client.toml: what this client asks for, whatever the server says."""
 
-    min_noise: float = 0.0
+    min_noise: NotNegative = 0.0
     """Train only under differential privacy with at least this noise (the server's rule dp_noise);
     0 asks for none."""
-    max_epsilon: float = 0.0
+    max_epsilon: NotNegative = 0.0
     """Stop when the uploads have spent this epsilon; 0 sets no bound."""
-    delta: float = 1e-5
+    delta: Probability = 1e-5
     """Delta that goes with max_epsilon."""
 
 
@@ -175,19 +177,10 @@ class Privacy:
 class Data:
     """The table [data] of client.toml."""
 
-    test_fraction: float = 0.2
+    test_fraction: Annotated[float, Range(lambda v: 0 <= v < 1, "at least 0 and below 1")] = 0.2
     """Part kept for testing, of data without a test part of their own."""
     target: str = ""
-    """Of a table: the column to predict; empty takes the last one."""
-
-
-BOUNDS = {
-    "heartbeat": ranges.Range(lambda v: 10 <= v <= 1800, "between 10 and 1800"),  # Flower's own
-    "min_noise": ranges.NOT_NEGATIVE,
-    "max_epsilon": ranges.NOT_NEGATIVE,
-    "delta": ranges.Range(lambda v: 0 < v < 1, "between 0 and 1"),
-    "test_fraction": ranges.Range(lambda v: 0 <= v < 1, "at least 0 and below 1"),
-}
+    """The column to predict; a table needs it, other data have none."""
 
 
 @dataclass(frozen=True)
@@ -209,9 +202,6 @@ class Client:
         about = toml.table(tables[""], About, str(where))
         privacy = toml.table(tables["privacy"], Privacy, f"[privacy] of {where}")
         data = toml.table(tables["data"], Data, f"[data] of {where}")
-        for key, value in {**vars(about), **vars(privacy), **vars(data)}.items():
-            if key in BOUNDS and not BOUNDS[key].holds(value):
-                raise UserError(f"{key} in {where} is {value}; it must be {BOUNDS[key].words}.")
         check_names([about.name], f"name in {where}")
         for name in ("ca.crt", "key"):
             require(path / name, copy)

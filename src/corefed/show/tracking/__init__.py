@@ -19,12 +19,11 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, did_you_mean
 
 MARKS = {"mlflow": "mlflow.json", "tensorboard": "tensorboard"}
 """The tools, each with what it leaves in the folder of a run that it follows."""
@@ -143,9 +142,8 @@ def names(given: Sequence[str]) -> list[str]:
     found: dict[str, None] = {}
     for name in (part.strip() for text in given for part in text.split(",")):
         if name not in MARKS:
-            near = get_close_matches(name, MARKS, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {' and '.join(MARKS)}."
-            raise UserError(f"There is no tracker {name!r} (--track); {hint}")
+            hint = did_you_mean(name, MARKS, otherwise=f"there are {' and '.join(MARKS)}")
+            raise UserError(f"There is no tracker {name!r} (--track){hint}")
         found[name] = None
     return list(found)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from corefed.base import pages
 from corefed.base.errors import UserError
+from corefed.base.settings import to_flat
 from corefed.data.preparation import Preparation
 from corefed.settings.config import to_dict
 from corefed.training import record
@@ -109,7 +110,7 @@ def _data(model: Fitted, g: int, client: str | None, preparation: Preparation) -
 def _method(model: Fitted, kind: str, about: dict[str, Any]) -> list[str]:
     values = to_dict(model.experiment)
     run = {name: values[name] for name in SHOWN if name != "channels" or values["model"] == "cnn"}
-    own = {k: v for k, v in values.items() if hasattr(model.experiment.settings, k)}
+    own = {k: v for k, v in values.items() if k in to_flat(model.experiment.settings)}
     rows = [[name, f"`{value}`"] for name, value in {**run, **own, "seed": about["seed"]}.items()]
     words = ["\n".join(pages.lines(("setting", "value"), rows))]
     return [f"Method {about['method']}, model kind {kind}.", *words]

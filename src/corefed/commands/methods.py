@@ -1,0 +1,98 @@
+"""`corefed methods`: the methods there are, and the settings of one."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from corefed.base.errors import UserError
+from corefed.commands.options import Json
+from corefed.methods.registry import METHODS, module
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from corefed.base.settings import Setting
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show this method's settings.")] = None,
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="Show every setting: also those that only ablation studies change, and those "
+            "that every run has.",
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """List the methods, or the settings of one.
+
+    A setting is given by `corefed run --set NAME=VALUE` or as a line of a TOML file.
+    """
+    if name is None:
+        if every:
+            raise UserError("--all is for the settings of a method: corefed methods NAME --all.")
+        _list_methods(json)
+        return
+    module(name)  # an unknown name is refused before anything else
+
+    from corefed.settings import describe  # takes a second: torch
+    from corefed.show import report
+
+    own, shared = describe.of_method(name), describe.of_run()
+    if json:
+        found = {
+            "method": name,
+            "description": METHODS[name].description,
+            "settings": [describe.to_json(each) for each in own],
+            "settings_of_every_run": [describe.to_json(each) for each in shared],
+        }
+        typer.echo(jsonlib.dumps(found, indent=1, ensure_ascii=False))
+        return
+    console = report.console()
+    if not every:
+        shown = [each for each in own if not each.ablation]
+        console.print(_table(f"settings of {name}", shown))
+        hidden = len(own) - len(shown)
+        rare = f"{hidden} that only ablation studies change, and " if hidden else ""
+        typer.echo(
+            f"There are {hidden + len(shared)} more settings ({rare}{len(shared)} of every run): "
+            f"corefed methods {name} --all"
+        )
+        return
+    for group in dict.fromkeys(each.group for each in own):
+        title = f"settings of {name}: {group}" if group else f"settings of {name}"
+        console.print(_table(title, [each for each in own if each.group == group]))
+    console.print(_table("settings of every run", shared))
+
+
+def _list_methods(json: bool) -> None:
+    if json:
+        known = [{"method": n, "description": entry.description} for n, entry in METHODS.items()]
+        typer.echo(jsonlib.dumps(known, indent=1, ensure_ascii=False))
+        return
+    from rich.console import Console  # a command that prints no table does not wait for it
+    from rich.table import Table
+
+    table = Table("method", "what it is")
+    for known_name, entry in METHODS.items():
+        table.add_row(known_name, entry.description)
+    Console().print(table)
+
+
+def _table(title: str, settings: Sequence[Setting]) -> Table:
+    from rich.markup import escape  # as above
+    from rich.table import Table
+
+    table = Table("setting", "value", "default", "what it is", title=title)
+    for each in settings:
+        value = ", ".join(filter(None, (each.type_words, each.range_words)))
+        mark = " (ablation)" if each.ablation else ""
+        table.add_row(each.name, value, each.default_words, escape(each.help + mark))
+    return table
