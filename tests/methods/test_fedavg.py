@@ -6,10 +6,11 @@ import pytest
 import torch
 from quadratics import EXACT, Quadratics, after, quadratics, run, settled, times
 
-from corefed.base.rng import Streams
-from corefed.base.types import Tree, Update
+from corefed.base.rng import Streams, Who
+from corefed.base.types import Tree, Update, Work
 from corefed.methods import fedavg
 from corefed.methods.fedavg import Config
+from corefed.training import client_side
 
 RATE = 0.1
 
@@ -78,13 +79,14 @@ def test_clients_count_by_their_points() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-15, atol=0)  # not in float32
 
 
-def test_private_state_of_a_wrapper_goes_through_a_round(task: Quadratics) -> None:
+def test_private_state_that_the_method_does_not_know_goes_through_a_round(task: Quadratics) -> None:
     method = fedavg.build(Config(), task.model)
     theta = torch.zeros(3, 4, dtype=torch.float64)
     private: Tree = {"theta": theta, "kept": torch.arange(3.0)}
-    working = method.begin({"theta": theta}, private, task.data, Streams([], 0))
-    working, _ = method.step(working, task.whole, torch.empty(3, 0))
-    message, after_it = method.end({"theta": theta}, working)
-    assert torch.equal(after_it["kept"], private["kept"])
-    assert set(message) == {"theta"}  # and nothing of it leaves the client
+    streams = Streams([Who(0, i) for i in range(3)], 0)
+    trained = client_side.train(
+        method, {"theta": theta}, private, task.data, streams, Work(steps=1, batch=8)
+    )
+    assert torch.equal(trained.private["kept"], private["kept"])
+    assert set(trained.message) == {"theta"}  # and nothing of it leaves the client
     assert torch.equal(theta, torch.zeros_like(theta))

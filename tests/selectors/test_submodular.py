@@ -366,7 +366,7 @@ def trained(method: Method, rounds: int) -> tuple[list[Tensor], Tensor | None]:
         (update,), _, _ = clients.train(t, [server], [range(4)])
         server = method.aggregate(server, update)
         messages.append(update.message["theta"])
-    return messages, clients.private.get("weight")
+    return messages, clients.private.get("subset.weight")
 
 
 @every_objective
