@@ -8,8 +8,6 @@ coreset stands in for the data, and is judged by their posterior.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from corefed.base import arrays
 from corefed.base.errors import UserError
 from corefed_studies.positions import find
 
@@ -42,11 +41,11 @@ def load(name: str, data_dir: Path | None = None) -> CoresetSet:
     if name not in SETS:
         raise UserError(f"There is no set {name!r}; there are {', '.join(SETS)}.")
     path = find(f"coresets/{name}.npz", data_dir)
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            x, y = (torch.from_numpy(arrays[key].astype(np.float64)) for key in ("X", "y"))
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} is not an .npz of arrays X and y: {error}.") from error
+    stored = arrays.load(path, ["X", "y"], arrays.MEMORY_MB)
+    for key, array in stored.items():
+        if array.dtype.kind not in "fiub":
+            raise UserError(f"{key} in {path} is {array.dtype}, not numbers.")
+    x, y = (torch.from_numpy(stored[key].astype(np.float64)) for key in ("X", "y"))
     y = y.flatten()
     if x.ndim != 2 or len(x) != len(y) or len(y) == 0:
         raise UserError(f"{path} has X of shape {tuple(x.shape)} and {len(y)} of y.")

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import csv
 import math
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from corefed.base import arrays
 from corefed.base.errors import UserError
 from corefed.data.fetch import DATA_VARIABLE, cache, roots
 
@@ -37,9 +36,6 @@ PRICE_PAID_COLUMNS = 16
 PRICE_PAID_PRICE, PRICE_PAID_POSTCODE = 1, 3  # counted from 0
 
 MISSING = ("", "na", "nan", "null", "none")
-
-MOST_ROWS = 100_000_000
-"""An array that claims more is not one of house sales: all of England's since 1995 are 3e7."""
 
 
 class Positions(NamedTuple):
@@ -103,38 +99,19 @@ def _checked(name: str, path: Path, rows: Sequence[Row] | np.ndarray) -> Positio
 
 def _array_rows(path: Path) -> np.ndarray:
     """[n, 3] in the order of `Row`. Sizes are read before the numbers are."""
-    with _reading(path, "an array that numpy saved"):
-        if path.suffix == ".npz":
-            with zipfile.ZipFile(path) as archive:
-                inside = archive.infolist()
-                if len(inside) != 1:
-                    raise UserError(f"{path} holds {len(inside)} arrays; save just one [n, 3].")
-                with archive.open(inside[0]) as stream:
-                    _check_header(stream, inside[0].file_size, path)
-            with np.load(path, allow_pickle=False) as arrays:
-                table: np.ndarray = arrays[arrays.files[0]]
-        else:
-            with path.open("rb") as stream:
-                _check_header(stream, path.stat().st_size, path)
-            table = np.load(path, allow_pickle=False)
-    return table[:, [1, 0, 2]].astype(np.float64)  # a file says latitude first
-
-
-def _check_header(stream: IO[bytes], size: int, path: Path) -> None:
-    version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0
-    shape, _, dtype = (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(stream)
-    if dtype.kind not in "fiu":
-        raise UserError(f"{path} holds an array of {dtype}, not of numbers.")
-    if len(shape) != 2 or shape[1] != 3:
+    found = arrays.headers(path)
+    if len(found) != 1:
+        raise UserError(f"{path} holds {len(found)} arrays; save just one [n, 3].")
+    ((name, header),) = found.items()
+    if header.dtype.kind not in "fiu":
+        raise UserError(f"{path} holds an array of {header.dtype}, not of numbers.")
+    if len(header.shape) != 2 or header.shape[1] != 3:
         raise UserError(
-            f"{path} holds an array of shape {tuple(shape)}; it must be [n, 3]: latitude, "
+            f"{path} holds an array of shape {header.shape}; it must be [n, 3]: latitude, "
             "longitude, price."
         )
-    if shape[0] > MOST_ROWS or shape[0] * 3 * dtype.itemsize > size:
-        raise UserError(
-            f"{path} says it holds {shape[0]} rows, which its {size} bytes cannot be; save it anew."
-        )
+    table = arrays.load(path, [name], arrays.MEMORY_MB, remedy="use fewer rows")[name]
+    return table[:, [1, 0, 2]].astype(np.float64)  # a file says latitude first
 
 
 # --- CSV ------------------------------------------------------------------------------------------
@@ -221,7 +198,7 @@ def _reading(path: Path, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, EOFError, csv.Error, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, EOFError, csv.Error) as error:
         raise UserError(f"{path} is not {what}: {error}.") from error
 
 

@@ -195,7 +195,7 @@ def test_bad_arguments(arguments: tuple[str, ...], words: str, tmp_path: Path) -
         ({"X": np.ones((4, 2)), "y": np.full(4, np.inf)}, "NaN or infinite regression targets"),
         ({"X": np.array([["a"]] * 4), "y": np.ones(4)}, "not an array of numbers"),
         ({"X": np.ones((0, 2)), "y": np.ones(0)}, "is empty"),
-        ({"X": np.array([{}, {}], dtype=object), "y": np.ones(2)}, "not a readable .npz"),
+        ({"X": np.array([{}, {}], dtype=object), "y": np.ones(2)}, "holds Python objects"),
         ({"X": np.ones(()), "y": np.ones(4)}, "not an array of numbers"),
     ],
 )
@@ -210,7 +210,7 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
     out = tmp_path / "parent" / "out"
     (tmp_path / "text.npz").write_text("hello")
     np.save(tmp_path / "one.npy", np.ones(3))
-    for name, words in (("text.npz", "not a readable .npz"), ("one.npy", "holds one array")):
+    for name, words in (("text.npz", "not a whole .npz"), ("one.npy", "it holds X")):
         result = corefed("coreset", f"--data=npz:{tmp_path / name}", "--size=2", "--out", out)
         refused(result, out, words)
 

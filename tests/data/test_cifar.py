@@ -1,14 +1,13 @@
-"""CIFAR-10 in its official forms, on made-up batches of a few points."""
+"""CIFAR-10 in its official binary form, on made-up batches of a few points."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import struct
 import sys
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -45,66 +44,22 @@ def as_binary(pixels: np.ndarray, labels: list[int]) -> bytes:
     )
 
 
-def as_python(pixels: np.ndarray, labels: list[int]) -> bytes:
-    """What cPickle of Python 2 writes for such a dictionary, instruction by instruction."""
-
-    def text(value: bytes) -> bytes:
-        short = (
-            b"U" + bytes([len(value)]) if len(value) < 256 else b"T" + struct.pack("<i", len(value))
-        )
-        return short + value
-
-    def whole(value: int) -> bytes:
-        return b"K" + bytes([value]) if value < 256 else b"M" + struct.pack("<H", value)
-
-    names = b"".join(
-        text(b"a_long_name_of_a_picture_s_%06d.png" % i) + b"q\x20" for i in range(POINTS)
-    )
-    # A list is written in pieces of at most 1000 items; here of 3.
-    pieces = [labels[i : i + 3] for i in range(0, len(labels), 3)]
-    listed = b"".join(b"(" + b"".join(map(whole, piece)) + b"e" for piece in pieces)
-    kind = (
-        b"cnumpy\ndtype\nq\x08" + text(b"u1") + b"K\x00K\x01\x87Rq\x09"
-        + b"(K\x03" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    )  # fmt: skip
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\nq\x05cnumpy\nndarray\nq\x06K\x00\x85"
-        + text(b"b") + b"\x87Rq\x07(K\x01" + whole(POINTS) + whole(3072) + b"\x86"
-        + kind + b"\x89" + text(pixels.tobytes()) + b"tb"
-    )  # fmt: skip
-    entries = [
-        text(b"batch_label") + b"q\x02" + text(b"a batch"),
-        text(b"labels") + b"q\x03]q\x04" + listed,
-        text(b"data") + array,
-        text(b"filenames") + b"r\x10\x00\x00\x00](" + names + b"e",
-    ]
-    return b"\x80\x02}q\x01(" + b"".join(entries) + b"u."
+def contents(arrays: Arrays) -> list[bytes]:
+    return [as_binary(*batch) for batch in zip(*arrays, strict=True)]
 
 
-WRITERS: dict[str, Callable[[np.ndarray, list[int]], bytes]] = {
-    "binary": as_binary,
-    "python": as_python,
-}
-
-
-def contents(kind: str, arrays: Arrays) -> list[bytes]:
-    return [WRITERS[kind](*batch) for batch in zip(*arrays, strict=True)]
-
-
-def admit(kind: str, batches: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def admit(batches: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """Make these the official files."""
     md5 = tuple(hashlib.md5(content).hexdigest() for content in batches)
-    monkeypatch.setitem(cifar.FORMS, kind, cifar.FORMS[kind]._replace(md5=md5))
+    monkeypatch.setattr(cifar, "MD5", md5)
 
 
-def write(
-    root: Path, kind: str, monkeypatch: pytest.MonkeyPatch, arrays: Arrays | None = None
-) -> list[Path]:
-    batches = contents(kind, arrays or made_up())
-    admit(kind, batches, monkeypatch)
-    folder = root / cifar.FORMS[kind].folder
+def write(root: Path, monkeypatch: pytest.MonkeyPatch, arrays: Arrays | None = None) -> list[Path]:
+    batches = contents(arrays or made_up())
+    admit(batches, monkeypatch)
+    folder = root / "cifar-10-batches-bin"
     folder.mkdir(parents=True)
-    paths = [folder / (batch + cifar.FORMS[kind].suffix) for batch in cifar.BATCHES]
+    paths = [folder / f"{batch}.bin" for batch in cifar.BATCHES]
     for path, content in zip(paths, batches, strict=True):
         path.write_bytes(content)
     return paths
@@ -113,8 +68,8 @@ def write(
 def archive(
     path: Path, monkeypatch: pytest.MonkeyPatch, members: dict[str, bytes] | None = None
 ) -> Path:
-    batches = contents("binary", made_up())
-    admit("binary", batches, monkeypatch)
+    batches = contents(made_up())
+    admit(batches, monkeypatch)
     names = [f"cifar-10-batches-bin/{batch}.bin" for batch in cifar.BATCHES]
     files = {"cifar-10-batches-bin/readme.html": b"hello", **dict(zip(names, batches, strict=True))}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,10 +92,9 @@ def assert_made_up(dataset: Dataset, seed: int = 0) -> None:
 # What is read
 
 
-@pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("below", ["", "cifar10"])
-def test_both_forms(kind: str, below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / below, kind, monkeypatch)
+def test_a_folder_of_batches(below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / below, monkeypatch)
     dataset = load("cifar10", tmp_path, download=False)
     assert_made_up(dataset)
     assert dataset.y.dtype == torch.int64
@@ -157,7 +111,7 @@ def test_both_forms(kind: str, below: str, tmp_path: Path, monkeypatch: pytest.M
 def test_planes_rows_and_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record is red, green, blue; each plane goes row by row."""
     pixels, labels = made_up()
-    load_one = write(tmp_path, "binary", monkeypatch, (pixels, labels))
+    load_one = write(tmp_path, monkeypatch, (pixels, labels))
     record = load_one[0].read_bytes()[3073 : 2 * 3073]
     x = load("cifar10", tmp_path).x
     for plane, row, column in ((0, 0, 1), (1, 0, 0), (2, 31, 5)):
@@ -169,7 +123,7 @@ def test_bytes_become_numbers_from_0_to_1_when_dealt(
 ) -> None:
     pixels, labels = made_up()
     pixels[0, 0, :2] = 0, 255
-    write(tmp_path, "binary", monkeypatch, (pixels, labels))
+    write(tmp_path, monkeypatch, (pixels, labels))
     dataset = load("cifar10", tmp_path)
     splits = [
         Split(torch.tensor([0, 2, 3]), torch.tensor([20])),
@@ -206,29 +160,39 @@ def test_order_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     roots = [tmp_path / "a", tmp_path / "b", tmp_path / "cache" / "corefed"]
     monkeypatch.setenv("COREFED_DATA", str(roots[1]))
     for seed in (2, 1, 0):
-        write(roots[seed], "python" if seed else "binary", monkeypatch, made_up(seed))
+        write(roots[seed], monkeypatch, made_up(seed))
         roots[1].mkdir(exist_ok=True)
         roots[0].mkdir(exist_ok=True)
         assert_made_up(load("cifar10", roots[0], download=False), seed)
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_the_folder_itself(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write(tmp_path, kind, monkeypatch)[0].parent
+def test_the_folder_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path, monkeypatch)[0].parent
     assert_made_up(load("cifar10", folder, download=False))
 
 
-def test_binary_comes_before_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "python", monkeypatch, made_up(1))
-    paths = write(tmp_path, "binary", monkeypatch, made_up(2))
-    assert_made_up(load("cifar10", tmp_path), 2)
-    paths[3].unlink()  # half a copy is no reason to refuse the whole one beside it
+def test_python_batches_are_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither read nor taken for a wish to download; the binary version beside them is read."""
+    folder = tmp_path / "cifar10" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for batch in cifar.BATCHES:
+        (folder / batch).write_bytes(b"\x80\x02cos\nsystem\nU\x04true\x85R.")
+    words = f"{folder} holds Python pickles, .*https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar"
+    for named in (tmp_path, folder):
+        with pytest.raises(UserError, match=words) as error:
+            load("cifar10", named)
+        place = Path(str(error.value).split(" into ")[1].removesuffix(" as it is."))
+        path = archive(place / cifar.ARCHIVE, monkeypatch)  # as the sentence says
+        assert_made_up(load("cifar10", named, download=False))
+        path.unlink()
+    write(tmp_path, monkeypatch, made_up(1))
     assert_made_up(load("cifar10", tmp_path), 1)
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_missing_batch(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = write(tmp_path, kind, monkeypatch)
+def test_missing_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write(tmp_path, monkeypatch)
     paths[2].unlink()
     with pytest.raises(UserError, match=f"lacks {paths[2].name};"):
         load("cifar10", tmp_path)
@@ -242,19 +206,18 @@ def test_nothing_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(UserError, match="pooch"):
         load("cifar10", tmp_path)
-    write(tmp_path, "binary", monkeypatch)
+    write(tmp_path, monkeypatch)
     assert_made_up(load("cifar10", tmp_path))
 
 
 # Files that are not what they should be
 
 
-@pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("change", ["shorter", "longer", "other bytes"])
 def test_files_that_were_changed(
-    kind: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(tmp_path, kind, monkeypatch)[1]
+    path = write(tmp_path, monkeypatch)[1]
     content = path.read_bytes()
     wrong = {
         "shorter": content[: len(content) // 2],
@@ -269,17 +232,16 @@ def test_files_that_were_changed(
     assert path.exists()  # it may be the user's only copy
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_label_out_of_range(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_label_out_of_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels, labels = made_up()
     labels[4][2] = 10
-    write(tmp_path, kind, monkeypatch, (pixels, labels))
+    write(tmp_path, monkeypatch, (pixels, labels))
     with pytest.raises(UserError, match=r"data_batch_5.* label 10 in record 2"):
         load("cifar10", tmp_path)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path, "binary", monkeypatch)[0]
+    path = write(tmp_path, monkeypatch)[0]
 
     def refuse(self: Path) -> bytes:
         raise PermissionError(13, "Permission denied")
@@ -287,44 +249,6 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(UserError, match=f"Cannot read {path}: Permission denied"):
         load("cifar10", tmp_path)
-
-
-def replaced(old: bytes, new: bytes) -> bytes:
-    pixels, labels = made_up()
-    content = as_python(pixels[0], labels[0])
-    assert content.count(old) == 1
-    return content.replace(old, new)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (lambda: replaced(b"cnumpy.core.multiarray\n_reconstruct", b"cos\nsystem"), "plain array"),
-        (lambda: replaced(b"cnumpy\ndtype\n", b"cbuiltins\nexec\n"), "plain array"),
-        (lambda: replaced(b"U\x02u1", b"U\x02u2"), "plain array"),
-        (lambda: replaced(b"\x89T", b"\x88T"), "plain array"),  # columns first
-        (lambda: replaced(b"M\x00\x0c\x86", b"M\x00\x06\x86"), "do not belong together"),
-        (lambda: replaced(b"U\x06labels", b"U\x06labelz"), "'labels'"),
-        (lambda: replaced(b"q\x03]q\x04", b"q\x03)q\x04"), "EMPTY_TUPLE"),
-        (lambda: replaced(b"q\x03]q\x04", b"q\x03h\x77q\x04"), "119"),  # was never stored
-        (lambda: replaced(b"r\x10\x00\x00\x00](", b"r\x10\x00\x00\x00](K\x01u("), ""),
-        (lambda: b"\x80\x02cos\nsystem\nU\x04trueq\x01\x85R.", ""),
-        (lambda: b"\x80\x02K\x07.", ""),
-        (lambda: b"\x80\x02.", ""),
-        (lambda: replaced(b"\x80\x02}", b"\x80\x02\xff"), "opcode"),
-        (lambda: as_python(made_up()[0][0], made_up()[1][0])[:-5000], ""),
-    ],
-)  # fmt: skip
-def test_python_batches_of_another_make(content: Callable[[], bytes], words: str) -> None:
-    """Even if its MD5 were right, a pickle calls nothing and is refused in a sentence."""
-    with pytest.raises(UserError, match="is not written like an official batch") as error:
-        cifar.parse_python(content(), "data_batch_1")
-    assert words in str(error.value)
-
-
-def test_nothing_is_ever_unpickled() -> None:
-    assert "pickle.load" not in Path(cifar.__file__).read_text()
-    assert not {"pickle", "Unpickler"} & set(vars(cifar))
 
 
 # The archive

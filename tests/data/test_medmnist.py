@@ -143,7 +143,7 @@ def test_sizes_are_checked_before_anything_is_unpacked(tmp_path: Path) -> None:
             about = {"descr": array.dtype.str, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(stream, about)
             archive.writestr(f"{name}.npy", stream.getvalue() + array.tobytes())
-    with pytest.raises(UserError, match=r"train_images in .* more than there is in it"):
+    with pytest.raises(UserError, match=r"train_images in .* more than it has"):
         raw(path)
     made["train_images"] = np.zeros((8, 512, 512), np.uint8)
     with pytest.raises(UserError, match="needs 2 MB of memory, more than the 1 MB allowed"):

@@ -131,7 +131,7 @@ def test_bad_arrays_are_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             positions.load(path)
     path.write_bytes(b"nothing of the kind")
-    with pytest.raises(UserError, match="is not an array that numpy saved"):
+    with pytest.raises(UserError, match=r"is not a whole \.npy file"):
         positions.load(path)
     np.savez(tmp_path / "two.npz", a=np.zeros((1, 3)), b=np.zeros((1, 3)))
     with pytest.raises(UserError, match="holds 2 arrays"):
@@ -150,7 +150,7 @@ def test_a_header_that_lies_is_refused_before_memory_is_taken(tmp_path: Path, su
     else:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("prices.npy", header.getvalue())
-    with pytest.raises(UserError, match="says it holds 40000000000 rows"):
+    with pytest.raises(UserError, match=r"claims shape \(40000000000, 3\), more than it has"):
         positions.load(path)
 
 
@@ -211,7 +211,7 @@ def test_bad_sets_are_one_sentence(tmp_path: Path) -> None:
         ("biketrips", {"X": x, "y": np.array([0.5, 2])}, "counts for y; row 0"),
         ("biketrips", {"X": x, "y": np.array([1])}, r"shape \(2, 1\) and 1 of y"),
         ("biketrips", {"X": x * np.nan, "y": np.array([1, 1])}, "NaN"),
-        ("biketrips", {"X": x}, "not an .npz of arrays X and y"),
+        ("biketrips", {"X": x}, "has no array y; it holds X"),
     ):
         saved(tmp_path, name, **arrays)
         with pytest.raises(UserError, match=message):

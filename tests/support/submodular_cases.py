@@ -10,15 +10,18 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from corefed.selectors.similarity import Metric
+from corefed.selectors import submodular
+from corefed.selectors.similarity import Features, Metric, prepare
 from corefed.selectors.submodular import Objective
 from corefed_studies.bench.submodular import OBJECTIVES, by_submodlib
 
@@ -35,6 +38,37 @@ class Case(NamedTuple):
     @property
     def name(self) -> str:
         return " ".join(self)
+
+
+def is_tied(metric: Metric, objective: Objective) -> bool:
+    """L_jj is 1 + lambda for every point but 0: only rounding tells the first picks apart."""
+    return metric == "cosine" and objective == "logdet"
+
+
+@contextmanager
+def rounded_like_submodlib() -> Iterator[None]:
+    """Cosines of points with themselves as submodlib's float32 has them."""
+
+    def rounded(x: Tensor, metric: Metric) -> Features:
+        ready = prepare(x, metric)
+        return ready._replace(own=ready.own * own_cosine(x.float()))
+
+    with mock.patch.object(submodular, "prepare", rounded):
+        yield
+
+
+def own_cosine(x: Tensor) -> Tensor:
+    """[n] what float32 makes of the cosine of a point with itself, adding feature by feature.
+
+    Roots and quotients are rounded from float64, since not every float32 root of torch is rounded
+    to the nearest.
+    """
+    square = torch.zeros(len(x))
+    for column in x.T.contiguous():
+        square = square + column * column
+    norm = square.double().sqrt().float()
+    own = (square.double() / (norm * norm)).float().double()
+    return own.nan_to_num(1.0)  # of points at 0
 
 
 def points() -> dict[str, Tensor]:

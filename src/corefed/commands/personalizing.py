@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from corefed.base import rng
+from corefed.base import arrays, rng
 from corefed.base.errors import UserError
 from corefed.base.types import ClientData
-from corefed.data import inputs, npz
+from corefed.data import inputs
 from corefed.data.clients import FederatedData
 from corefed.data.inputs import Inputs
 from corefed.show import report
@@ -132,8 +132,7 @@ def read(
 def has_test_part(path: Path) -> bool:
     if path.suffix.lower() != ".npz":
         return False
-    with npz.readable(path):
-        names = {name.lower() for name in npz.headers_of(path)}
+    names = {name.lower() for name in arrays.headers(path)}
     return {"x_train", "x_test", "y_test"} <= names and "x" not in names
 
 

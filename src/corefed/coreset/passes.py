@@ -17,6 +17,7 @@ from corefed.coreset.likelihoods import PerExample
 from corefed.coreset.problem import Points, Problem
 from corefed.coreset.sources import Batch, Source
 from corefed.coreset.store import FileStore, MemorySink, Recompute, Sink
+from corefed.coreset.uniform import uniform_error
 
 Progress = Callable[[str, int, int], None]
 """(stage, done, of how many)"""
@@ -153,15 +154,14 @@ class Judgement(NamedTuple):
 
 
 def judge(work: Work, fresh: Draws, check: Check, points: Batch, w: Tensor, k: int) -> Judgement:
-    """The coreset on draws it has not seen, beside the closed form of `selection.judge`."""
-    n = work.source.n
+    """The coreset on draws it has not seen, beside what a uniform subset of k points expects."""
     mine = torch.zeros_like(check.total)
     if len(w):
         mine = w.double() @ centred(work.log_p(fresh, points)).double()
-    y2 = max(float(check.total.square().sum()), torch.finfo(torch.float64).tiny)
-    spread = check.squares - y2 / n
-    uniform = (n / k) * (n - k) / max(n - 1, 1) * spread / y2
-    error = float((check.total - mine).square().sum()) / y2
+    y2 = check.total.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
+    squares, n, size = (y2.new_tensor(v) for v in (check.squares, work.source.n, k))
+    uniform = float(uniform_error(y2, squares, n, size))
+    error = float((check.total - mine).square().sum() / y2)
     scale = fresh.number**0.5
     return Judgement(check.total * scale, mine * scale, error, max(uniform, 0.0))
 

@@ -2,7 +2,7 @@
 
 A coreset of k points wants S >= 2k draws, and all of them through a network of 784-100-10 cost 78
 times what their heads alone cost. So S draws take B of everything below the last linear layer, each
-with S / B draws of that layer, as `potentials.py` does inside the federated method. Each draw has
+with S / B draws of that layer (`bayes/heads.py`), as the federated method does too. Each draw has
 the posterior's distribution; those that share a body are correlated, which makes the error on the
 fitted draws a little too good, and the fresh ones have bodies of their own.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from corefed.bayes import gaussian
+from corefed.bayes import gaussian, heads
 from corefed.models.network import Model
 
 BODIES = 50
@@ -26,8 +26,7 @@ class SharedBodies:
     def __init__(self, model: Model, v: Tensor) -> None:
         assert model.head is not None
         self.model, self.head = model, model.head
-        self.span = slice(self.head.weight.start, self.head.bias.stop)
-        self.split = self.head.weight.stop - self.head.weight.start
+        self.span = heads.span(self.head)
         self.mean, self.scale = v[0], gaussian.sigma(v[1])
         self.width = 2 * model.outputs  # numbers a draw and a point take: output, and log-softmax
         self.bodies = v[:0]  # [bodies drawn so far, P]
@@ -47,15 +46,11 @@ class SharedBodies:
         """[S, b] log-likelihoods; neighbours with one body share its forward pass."""
         numbers, counts = thetas["body"].long().unique_consecutive(return_counts=True)
         rows = []
-        heads = thetas["head"].split(counts.tolist())
-        for number, many in zip(numbers.tolist(), heads, strict=True):
-            body = self.bodies[number].view(1, 1, -1)
-            h = self.head.features(body, x.unsqueeze(0))[0, 0]  # [b, width]
-            weight = many[:, : self.split].reshape(-1, self.head.width)  # [S out, width]
-            bias = many[:, self.split :].flatten()
-            output = torch.addmm(bias, h, weight.T)  # [b, S out]
-            output = output.unflatten(-1, (len(many), self.model.outputs))
-            rows.append(self.model.likelihood.log_prob(body[0], output, y.unsqueeze(1)))
+        parts = thetas["head"].split(counts.tolist())
+        for number, many in zip(numbers.tolist(), parts, strict=True):
+            body = self.bodies[number]
+            h = self.head.features(body.view(1, 1, -1), x.unsqueeze(0))[0, 0]  # [b, width]
+            rows.append(heads.log_likelihoods(self.model, body, h, many, y))
         return torch.cat(rows, 1).T
 
     def _normal(self, draws: int, part: slice) -> Tensor:

@@ -30,6 +30,16 @@ def solve_refitted(
     return Solution(w, problem.objective(w), 1, torch.ones_like(problem.k, dtype=torch.bool))
 
 
+def uniform_error(y2: Tensor, squares: Tensor, n: Tensor, k: Tensor) -> Tensor:
+    """E||y - Phi w||^2 / ||y||^2 of k columns of n without replacement, each with weight n/k:
+
+    (n/k)(n - k)/(n - 1) sum_j ||g_j - y/n||^2 / ||y||^2, from ||y||^2 and the sum of ||g_j||^2.
+    """
+    y2 = y2.clamp_min(torch.finfo(y2.dtype).tiny)
+    spread = squares - y2 / n
+    return (n / k) * (n - k).clamp_min(0) / (n - 1).clamp_min(1) * spread / y2
+
+
 def subset(problem: Problem, generators: Sequence[torch.Generator]) -> Tensor:
     """[C, n] bool: k_i real points of each client, every set equally likely. Drawn on the CPU, so
     that a GPU takes the same points; without generators, from seed 0."""

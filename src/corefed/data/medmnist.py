@@ -7,15 +7,14 @@ training images.
 from __future__ import annotations
 
 import hashlib
-import math
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from corefed.base import arrays
+from corefed.base.arrays import Array
 from corefed.base.errors import UserError
 from corefed.data.pictures import ImageSet, Pictures, require_pillow, rgb
 
@@ -24,17 +23,15 @@ LABELS: dict[str, tuple[str, ...]] = {"octmnist": ("cnv", "dme", "drusen", "norm
 """Names of the classes, which the files lack: choroidal neovascularization, diabetic macular edema,
 drusen, normal. Other sets' classes are numbers."""
 
-Array = npt.NDArray[Any]
-
 
 def find(path: Path, memory_mb: int) -> ImageSet:
     """The images of a file, in memory, after its sizes are checked."""
     require_pillow()
-    arrays = _arrays(path, memory_mb)
-    images = [arrays[f"{part}_images"] for part in PARTS]
-    y = np.concatenate([arrays[f"{part}_labels"].reshape(-1) for part in PARTS]).astype(np.int64)
+    stored = _arrays(path, memory_mb)
+    images = [stored[f"{part}_images"] for part in PARTS]
+    y = np.concatenate([stored[f"{part}_labels"].reshape(-1) for part in PARTS]).astype(np.int64)
     names = [
-        f"{part}_images[{row}]" for part in PARTS for row in range(len(arrays[f"{part}_images"]))
+        f"{part}_images[{row}]" for part in PARTS for row in range(len(stored[f"{part}_images"]))
     ]
     held_out = np.array([name.startswith("test") for name in names])
     _check_labels(path, y, held_out)
@@ -55,49 +52,22 @@ def find(path: Path, memory_mb: int) -> ImageSet:
 
 def _arrays(path: Path, memory_mb: int) -> dict[str, Array]:
     wanted = [f"{part}_{what}" for part in PARTS for what in ("images", "labels")]
-    try:
-        with zipfile.ZipFile(path) as archive:
-            inside = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            missing = [name for name in wanted if name not in inside]
-            if missing:
-                raise UserError(
-                    f"{path} has no array {missing[0]}; a MedMNIST file has {', '.join(wanted)}."
-                )
-            shapes = {}
-            for name in wanted:
-                with archive.open(inside[name]) as stream:
-                    shapes[name] = _shape(stream, name, inside[name].file_size, path)
-        _check_shapes(shapes, path)
-        needed = sum(math.prod(shape) for shape in shapes.values()) / 2**20
-        if needed > memory_mb:
-            raise UserError(
-                f"{path} needs {needed:.0f} MB of memory, more than the {memory_mb} MB allowed; "
-                "raise memory_mb, or use a file of smaller images."
-            )
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in wanted}
-    except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
-        raise UserError(f"{path} is not a whole .npz file: {error}.") from error
-
-
-def _shape(stream: Any, name: str, size: int, path: Path) -> tuple[int, ...]:
-    """What an array says it is, before any of it is unpacked."""
-    version = np.lib.format.read_magic(stream)
-    header = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
+    headers = arrays.headers(path)
+    missing = [name for name in wanted if name not in headers]
+    if missing:
+        raise UserError(
+            f"{path} has no array {missing[0]}; a MedMNIST file has {', '.join(wanted)}."
+        )
+    for name in wanted:
+        dtype = headers[name].dtype
+        right = dtype == np.uint8 if name.endswith("images") else dtype.kind in "ui"
+        if not right:
+            meant = "uint8" if name.endswith("images") else "whole numbers"
+            raise UserError(f"{name} in {path} is {dtype}; it must be {meant}.")
+    _check_shapes({name: header.shape for name, header in headers.items()}, path)
+    return arrays.load(
+        path, wanted, memory_mb, remedy="raise memory_mb, or use a file of smaller images"
     )
-    shape, _, dtype = header(stream)
-    kinds = "u" if name.endswith("images") else "ui"
-    if dtype.kind not in kinds or (kinds == "u" and dtype.itemsize != 1):
-        wanted = "uint8" if kinds == "u" else "whole numbers"
-        raise UserError(f"{name} in {path} is {dtype}; it must be {wanted}.")
-    if math.prod(shape) * dtype.itemsize > size:
-        raise UserError(f"{name} in {path} says it has shape {shape}, more than there is in it.")
-    return tuple(shape)
 
 
 def _check_shapes(shapes: dict[str, tuple[int, ...]], path: Path) -> None:

@@ -3,52 +3,30 @@
 X may be written x. Points lie along the first axis; numbers are taken as they are, whole ones too
 (bytes of an image are not divided by 255). Whole numbers or text in y are classes, floating-point
 numbers are targets of a regression. Another array, such as client or groups (with _train and _test
-where X has them), may say whose points they are. Nothing pickled is ever loaded, and sizes are
-known from the arrays' headers before any of them is unpacked.
+where X has them), may say whose points they are.
 """
 
 from __future__ import annotations
 
 import math
-import zipfile
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from corefed.base import arrays
+from corefed.base.arrays import Array, Header
 from corefed.base.errors import UserError
 from corefed.data import classes
 from corefed.data.dataset import Dataset
 
-Array = npt.NDArray[Any]
 CLIENTS = ("client", "clients", "group", "groups")
 """Arrays that say whose points they are, without being named by the user."""
 
 MEANT = "X and y, or X_train and y_train, and with these X_test and y_test where there are any"
-
-
-class Header(NamedTuple):
-    """What an array says it is."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def family(self) -> tuple[str, int]:
-        """Of y: targets (f), names (U) or numbers (i) of classes, and how many a point."""
-        kind = self.dtype.kind
-        return kind if kind in "fU" else "i", math.prod(self.shape[1:])
 
 
 class Look(NamedTuple):
@@ -60,8 +38,7 @@ class Look(NamedTuple):
 
 def look(path: Path) -> Look:
     """Without reading an array."""
-    with readable(path):
-        headers = headers_of(path)
+    headers = arrays.headers(path)
     x = _pairs(path, headers)[0][0]
     known = {name.lower().removesuffix("_train"): name for name in headers}
     client = next((known[name].removesuffix("_train") for name in CLIENTS if name in known), "")
@@ -74,26 +51,25 @@ def read(path: Path, memory_mb: int, client: str = "", task: str = "auto") -> Da
     `client` is the array that says whose points they are, where one does; `task` may say that
     whole numbers are to be regressed on.
     """
-    with readable(path):
-        headers = headers_of(path)
+    headers = arrays.headers(path)
     pairs = _pairs(path, headers)
     for x, y in pairs:
         _check(path, x, y, headers)
     _check_alike(path, pairs, headers)
-    _check_memory(path, pairs, headers, memory_mb)
     owners = _owners(path, client, pairs, headers) if client else []
     sizes = [headers[x].shape[0] for x, _ in pairs]
     point = headers[pairs[0][0]].shape[1:] or (1,)
+    kind, width = _family(headers[pairs[0][1]])
+    # Beside what is stored, twice the points in float32: once whole, once divided.
+    working = 8 * sum(math.prod(headers[x].shape) for x, _ in pairs)
+    wanted = [*(name for pair in pairs for name in pair), *owners]
+    stored = arrays.load(path, wanted, memory_mb, working=working)
     points = np.empty((sum(sizes), *point), np.float32)
-    kind, width = headers[pairs[0][1]].family
-    parts: list[Array] = []
-    whose: list[Array] = []
-    with readable(path), np.load(path, allow_pickle=False) as file:
-        for (x, y), end, size in zip(pairs, np.cumsum(sizes), sizes, strict=True):
-            with np.errstate(over="ignore"):  # what is too large becomes infinite, and refused
-                points[end - size : end] = file[x].reshape(size, *point)
-            parts.append(file[y].reshape(size, width))
-        whose += [file[name].reshape(-1) for name in owners]
+    for (x, _), end, size in zip(pairs, np.cumsum(sizes), sizes, strict=True):
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and refused
+            points[end - size : end] = stored[x].reshape(size, *point)
+    parts = [stored[y].reshape(-1, width) for _, y in pairs]
+    whose = [stored[name].reshape(-1) for name in owners]
     targets, labels = _targets(path, kind, np.concatenate(parts), task)
     groups, names = _groups(np.concatenate(whose)) if whose else (None, ())
     return Dataset(
@@ -138,34 +114,6 @@ def _groups(whose: Array) -> tuple[Tensor, tuple[str, ...]]:
     return torch.tensor([places[name] for name in names]), different
 
 
-def headers_of(path: Path) -> dict[str, Header]:
-    """What the file holds, by name; to be called inside `readable`."""
-    found = {}
-    with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            if not info.filename.endswith(".npy"):
-                continue
-            name = info.filename.removesuffix(".npy")
-            with archive.open(info) as stream:
-                found[name] = header(stream, f"{name} in {path}")
-            if found[name].size > info.file_size:
-                shape = found[name].shape
-                raise UserError(f"{name} in {path} claims shape {shape}, more than it has.")
-    return found
-
-
-def header(stream: Any, what: str) -> Header:
-    """Of the array that a stream begins with."""
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    elif version == (2, 0):
-        shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
-    else:  # 3.0 has names of columns
-        raise UserError(f"{what} is no plain array; save an array of numbers.")
-    return Header(tuple(shape), dtype)
-
-
 def _pairs(path: Path, headers: dict[str, Header]) -> list[tuple[str, str]]:
     """Names of (X, y) to train on, and of those to test on where there are any."""
     known: dict[str, str] = {}
@@ -190,15 +138,16 @@ def _pairs(path: Path, headers: dict[str, Header]) -> list[tuple[str, str]]:
     return [(known[x], known[y]) for x, y in pairs]
 
 
+def _family(y: Header) -> tuple[str, int]:
+    """Targets (f), names (U) or numbers (i) of classes, and how many per point."""
+    kind = y.dtype.kind
+    return kind if kind in "fU" else "i", math.prod(y.shape[1:])
+
+
 def _check(path: Path, x: str, y: str, headers: dict[str, Header]) -> None:
     for name, kinds in ((x, "fiub"), (y, "fiubU")):
         shape, dtype = headers[name]
-        if dtype.hasobject:
-            raise UserError(
-                f"{name} in {path} holds Python objects, which are never loaded; save it as an "
-                "array of numbers."
-            )
-        if dtype.kind not in kinds:
+        if dtype.kind not in kinds and not dtype.hasobject:  # those are refused when read
             raise UserError(f"{name} in {path} is {dtype}, not numbers.")
         if not shape:
             raise UserError(f"{name} in {path} is a single value; it must have an axis of points.")
@@ -220,7 +169,7 @@ def _check_alike(path: Path, pairs: list[tuple[str, str]], headers: dict[str, He
     (x, y), (x_test, y_test) = pairs[0], pairs[-1]
     if headers[x].shape[1:] != headers[x_test].shape[1:]:
         _refuse_unlike(path, x, x_test, headers)
-    if headers[y].family != headers[y_test].family:
+    if _family(headers[y]) != _family(headers[y_test]):
         _refuse_unlike(path, y, y_test, headers)
 
 
@@ -230,19 +179,6 @@ def _refuse_unlike(path: Path, train: str, test: str, headers: dict[str, Header]
         f"{test} in {path} is {two.dtype} of shape {two.shape} but {train} is {one.dtype} of shape "
         f"{one.shape}; test points must be like training points."
     )
-
-
-def _check_memory(
-    path: Path, pairs: list[tuple[str, str]], headers: dict[str, Header], memory_mb: int
-) -> None:
-    """What is in the file, and twice the points in float32: once whole, once divided."""
-    stored = sum(headers[name].size for pair in pairs for name in pair)
-    needed = (stored + sum(8 * math.prod(headers[x].shape) for x, _ in pairs)) / 2**20
-    if needed > memory_mb:
-        raise UserError(
-            f"{path} needs {needed:.0f} MB of memory, more than the {memory_mb} MB allowed; raise "
-            "memory_mb, or use fewer points."
-        )
 
 
 def _targets(path: Path, kind: str, y: Array, task: str) -> tuple[Tensor, tuple[str, ...]]:
@@ -277,21 +213,3 @@ def _notes(
             f"{x} in {path} holds whole numbers up to {points.max():.0f}, which are taken as they "
             'are; scale = "standard" brings them to about 1.'
         )
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Whatever goes wrong with an .npz file, in a sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (
-        ValueError,
-        EOFError,
-        KeyError,
-        zipfile.BadZipFile,
-        zlib.error,
-        RuntimeError,  # encrypted, or compressed in a way that Python does not know
-    ) as error:
-        raise UserError(f"{path} is not a whole .npz file: {error}.") from error

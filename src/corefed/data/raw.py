@@ -8,16 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from corefed.base import arrays
+from corefed.base.arrays import Array, Header
 from corefed.base.errors import UserError
 from corefed.data import classes as naming
-from corefed.data import embedding, images, npz
+from corefed.data import embedding, images
 from corefed.data.preparation import Preparation
 
 
@@ -57,37 +58,31 @@ def array_in(path: Path, preparation: Preparation, target_wanted: bool, memory_m
     """Points of an .npz or .npy file."""
     if path.suffix.lower() not in (".npz", ".npy") or not path.is_file():
         raise UserError(f"{path} is no .npz or .npy file; this model was trained on arrays.")
-    with npz.readable(path):
-        if path.suffix.lower() == ".npy":
-            with path.open("rb") as stream:
-                headers = {"X": npz.header(stream, str(path))}
-            chosen, targets, notes = "X", "", list[str]()
-        else:
-            headers = npz.headers_of(path)
-            chosen, targets, notes = _arrays(path, headers, target_wanted)
+    headers = arrays.headers(path)
+    chosen, targets, notes = _arrays(path, headers, target_wanted)
     if target_wanted and not targets:
         raise UserError(f"{path} has no y; learning from points needs their targets too.")
-    _check_array(path, chosen, headers, preparation, memory_mb)
-    given = None
-    with npz.readable(path):
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            stored = loaded
-        else:
-            with loaded:
-                stored = loaded[chosen]
-                given = loaded[targets] if targets else None
-    x = _points(path, chosen, stored, preparation)
+    _check_array(path, chosen, headers[chosen], preparation)
+    stored = arrays.load(
+        path,
+        [chosen, targets] if targets else [chosen],
+        memory_mb,
+        working=12 * math.prod(headers[chosen].shape),
+        remedy="divide it into several files",
+    )
+    x = _points(path, chosen, stored[chosen], preparation)
     y, more = None, list[str]()
-    if given is not None:
-        y, more = optional(lambda: _targets(path, targets, given, preparation), target_wanted)
+    if targets:
+        y, more = optional(
+            lambda: _targets(path, targets, stored[targets], preparation), target_wanted
+        )
     if y is not None and len(y) != len(x):
         raise UserError(f"{path} has {len(x)} points in {chosen} but {len(y)} in {targets}.")
     return Raw(x, y, [str(row) for row in range(len(x))], [*notes, *more])
 
 
 def _arrays(
-    path: Path, headers: dict[str, npz.Header], target_wanted: bool
+    path: Path, headers: dict[str, Header], target_wanted: bool
 ) -> tuple[str, str, list[str]]:
     """Names of the points and of their targets, empty where there are none; notes."""
     known = {name.lower(): name for name in headers}
@@ -103,14 +98,8 @@ def _arrays(
     return x, y, [note] if note else []
 
 
-def _check_array(
-    path: Path,
-    name: str,
-    headers: dict[str, npz.Header],
-    preparation: Preparation,
-    memory_mb: int,
-) -> None:
-    shape, dtype = headers[name]
+def _check_array(path: Path, name: str, header: Header, preparation: Preparation) -> None:
+    shape, dtype = header
     if dtype.kind not in "fiub":
         raise UserError(f"{name} in {path} is {dtype}, not numbers.")
     point = tuple(shape[1:]) or (1,)
@@ -121,15 +110,9 @@ def _check_array(
         )
     if shape[0] == 0:
         raise UserError(f"{name} in {path} has no points.")
-    needed = (headers[name].size + 12 * math.prod(shape)) / 2**20
-    if needed > memory_mb:
-        raise UserError(
-            f"{path} needs {needed:.0f} MB of memory, more than the {memory_mb} MB allowed; divide "
-            "it into several files."
-        )
 
 
-def _points(path: Path, name: str, x: npt.NDArray[Any], preparation: Preparation) -> Tensor:
+def _points(path: Path, name: str, x: Array, preparation: Preparation) -> Tensor:
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and refused
         raw = torch.from_numpy(x.astype(np.float32)).view(len(x), *preparation.shape)
     bad = ~raw.isfinite().flatten(1).all(1)
@@ -141,7 +124,7 @@ def _points(path: Path, name: str, x: npt.NDArray[Any], preparation: Preparation
     return raw.div_(255) if preparation.levels and x.dtype == np.uint8 else raw
 
 
-def _targets(path: Path, name: str, y: npt.NDArray[Any], preparation: Preparation) -> Tensor:
+def _targets(path: Path, name: str, y: Array, preparation: Preparation) -> Tensor:
     where = f"{name} in {path}"
     if preparation.labels:
         if y.dtype.kind not in "fiubU" or y.size != len(y):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from corefed.base.rng import Streams
 from corefed.base.types import ClientData
-from corefed.bayes import gaussian
+from corefed.bayes import gaussian, heads
 from corefed.models.network import Model
 
 BLOCK = 1 << 23
@@ -65,24 +65,15 @@ def with_heads(
     head, (clients, n), groups = model.head, data.weight.shape, theta.shape[1]
     assert head is not None
     each = -(-draws // groups)
-    span = slice(head.weight.start, head.bias.stop)
-    heads = gaussian.sample(
-        pi[..., span], streams.normal(purpose + "/head", groups * each, span.stop - span.start)
-    )
-    split = head.weight.stop - head.weight.start
-    weight = heads[..., :split].unflatten(-1, (model.outputs, head.width))  # [C, S, out, h]
-    bias = heads[..., split:]  # [C, S, out]
+    posterior = pi[..., heads.span(head)]
+    noise = streams.normal(purpose + "/head", groups * each, posterior.shape[-1])
+    drawn = gaussian.sample(posterior, noise)  # [C, S, H]
     result = torch.empty(clients, n, groups * each, device=pi.device, dtype=pi.dtype)
-    y = data.y.unsqueeze(2)
     for f in range(groups):
         mine = slice(f * each, (f + 1) * each)
-        output = torch.baddbmm(
-            bias[:, mine].flatten(1).unsqueeze(1),
-            features[:, f],
-            weight[:, mine].flatten(1, 2).mT,
-        )  # [C, n, each out]
-        output = output.unflatten(-1, (each, model.outputs))  # [C, n, each, out], contiguous
-        result[..., mine] = model.likelihood.log_prob(theta[:, f : f + 1], output, y)
+        result[..., mine] = heads.log_likelihoods(
+            model, theta[:, f], features[:, f], drawn[:, mine], data.y
+        )
     return result[..., :draws]
 
 

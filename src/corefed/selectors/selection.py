@@ -23,6 +23,7 @@ from corefed.base.types import ClientData
 from corefed.bayes import gaussian
 from corefed.coreset import refit, solvers
 from corefed.coreset.problem import problem
+from corefed.coreset.uniform import uniform_error
 from corefed.models.network import Model
 from corefed.selectors import potentials
 
@@ -70,16 +71,6 @@ def judge(g: Tensor, w: Tensor, k: Tensor, mask: Tensor) -> Quality:
     n = mask.sum(-1).to(g.dtype)
     expected = uniform_error(g.sum(1).square().sum(-1), g.square().sum((1, 2)), n, k.to(g.dtype))
     return Quality(potentials.relative_error(g, w), expected)
-
-
-def uniform_error(y2: Tensor, squares: Tensor, n: Tensor, k: Tensor) -> Tensor:
-    """E||y - Phi w||^2 / ||y||^2 of k columns of n without replacement, each with weight n/k:
-
-    (n/k)(n - k)/(n - 1) sum_j ||g_j - y/n||^2 / ||y||^2, from ||y||^2 and the sum of ||g_j||^2.
-    """
-    y2 = y2.clamp_min(torch.finfo(y2.dtype).tiny)
-    spread = squares - y2 / n
-    return (n / k) * (n - k).clamp_min(0) / (n - 1).clamp_min(1) * spread / y2
 
 
 def solve(

@@ -16,28 +16,13 @@ from corefed.base.errors import UserError
 Metric = Literal["cosine", "euclidean"]
 
 
-class Points(NamedTuple):
+class Features(NamedTuple):
     """Features made ready for products: unit rows, or centred ones."""
 
     metric: Metric
     rows: Tensor  # [n, p] float64
     squares: Tensor  # [n] |row|^2
     own: Tensor  # [n] similarity of each point with itself
-
-    @classmethod
-    def of(cls, x: Tensor, metric: Metric) -> Points:
-        """The points x [n, p], read as float32 and worked on in float64."""
-        x = x.float()
-        if not bool(x.isfinite().all()):
-            raise UserError("The features hold a value that is no finite number; mend the data.")
-        rows = x.double()
-        if metric == "euclidean":
-            rows -= rows.mean(0)  # smaller squares to take differences of
-            squares = rows.square().sum(-1)
-            return cls(metric, rows, squares, torch.ones_like(squares))
-        norm = rows.norm(dim=-1)
-        rows /= torch.where(norm > 0, norm, 1.0).unsqueeze(-1)
-        return cls(metric, rows, (norm > 0).double(), own_cosine(x) * (norm > 0))
 
     def similarity(self, a: Tensor, b: Tensor | None = None) -> Tensor:
         """[a, b]: the similarities of points a with points b, or with all points."""
@@ -52,15 +37,17 @@ class Points(NamedTuple):
         return apart.div_(-self.rows.shape[1]).exp_()
 
 
-def own_cosine(x: Tensor) -> Tensor:
-    """[n] what float32 makes of the cosine of a point with itself, adding feature by feature.
-
-    It is 1 but for a rounding; see `submodular.py` for what it is good for. Roots and quotients are
-    rounded from float64, since not every float32 root of torch is rounded to the nearest.
-    """
-    square = torch.zeros(len(x), device=x.device)
-    for column in x.T.contiguous():
-        square = square + column * column
-    norm = square.double().sqrt().float()
-    own = (square.double() / (norm * norm)).float().double()
-    return own.nan_to_num(1.0).clamp(1 - 1e-6, 1 + 1e-6)  # squares that under- or overflow
+def prepare(x: Tensor, metric: Metric) -> Features:
+    """The points x [n, p], read as float32 and worked on in float64."""
+    x = x.float()
+    if not bool(x.isfinite().all()):
+        raise UserError("The features hold a value that is no finite number; mend the data.")
+    rows = x.double()
+    if metric == "euclidean":
+        rows -= rows.mean(0)  # smaller squares to take differences of
+        squares = rows.square().sum(-1)
+        return Features(metric, rows, squares, torch.ones_like(squares))
+    norm = rows.norm(dim=-1)
+    rows /= torch.where(norm > 0, norm, 1.0).unsqueeze(-1)
+    own = (norm > 0).double()
+    return Features(metric, rows, own, own)

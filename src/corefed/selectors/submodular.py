@@ -9,14 +9,13 @@ What a set A of points is worth, and what point j adds to it, with similarities 
 
 Only the first is submodular; the name has stuck to all three.
 
-The picks are those of submodlib 0.0.3 (Kaushal et al. 2022; "NaiveGreedy" on `data`), wherever its
-float32 similarities tell points apart. Where points tie, the order in which it goes through them
-decides, and the last one wins; so it does here, among all that are within a rounding (`TIE`) of the
-best. Hence dispsum and dispmin, to which the first point adds nothing, begin with the last point.
-Two more of its ways are kept, since all later picks follow from them. For the second pick of
-dispmin a distance above 1 (a cosine below 0) counts as 1. And L_jj of logdet has the rounding that
-float32 gives the cosine of a point with itself: nothing else decides its first pick. Unlike there,
-k may be n.
+The picks are those of submodlib 0.0.3 (Kaushal et al. 2022; "NaiveGreedy" on `data`), wherever the
+similarities tell points apart. Where points tie, the last one wins, as there, among all that are
+within a rounding (`TIE`) of the best. Hence all three begin with the last point (logdet with
+cosines: with the last that is not 0), since the first adds the same whichever it is. submodlib
+begins logdet with the point whose cosine with itself float32 happens to round up; that is not
+repeated here. One more of its ways is kept: for the second pick of dispmin a distance above 1 (a
+cosine below 0) counts as 1. Unlike there, k may be n.
 
 Cost. dispsum and dispmin need one row of distances a pick, O(n p k) in all, and keep a running sum
 or minimum. logdet is a pivoted Cholesky: O(n p k), or O(n k^2) where p > k. Both work in blocks,
@@ -32,7 +31,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.selectors.similarity import Metric, Points
+from corefed.selectors.similarity import Features, Metric, prepare
 
 Objective = Literal["logdet", "dispsum", "dispmin"]
 
@@ -67,12 +66,12 @@ def greedy(
     n, p = len(x), x[:1].numel()
     if not 1 <= k <= n:
         raise UserError(f"k is {k}; it must be from 1 to the number of points, {n}.")
-    if regulariser < 1e-6:  # below 2e-7 the rounding in L_jj could make L indefinite
+    if regulariser < 1e-6:  # rounding is about 1e-13 of L, and would decide between near points
         raise UserError(f"regulariser is {regulariser}; it must be at least 1e-06.")
     low_rank = metric == "cosine" and p < k
     factor = 0 if objective != "logdet" else p * p if low_rank else n * k
     _check_memory(8 * (3 * n * p + 3 * n * BLOCK + factor), n, k, selection_mb)
-    points = Points.of(x.flatten(1), metric)
+    points = prepare(x.flatten(1), metric)
     if objective == "logdet":
         residual = LowRank(points) if low_rank else Factored(points, k)
         return _log_determinant(residual, points.own + regulariser, k)
@@ -105,7 +104,7 @@ def _tie(score: float) -> float:
 class Rows:
     """Rows of distances, made together with those that may be asked for next, and kept."""
 
-    def __init__(self, points: Points, room: int) -> None:
+    def __init__(self, points: Features, room: int) -> None:
         self.points, self.room = points, max(BLOCK, room)
         self.made = torch.zeros(len(points.rows), dtype=torch.bool, device=points.rows.device)
         self.kept: dict[int, Tensor] = {}
@@ -163,7 +162,7 @@ def _disparity_min(distances: Rows, n: int, k: int) -> Picks:
 class LowRank:
     """R = U H U^T for cosines, with U [n, p] the unit rows: p numbers a point, whatever k."""
 
-    def __init__(self, points: Points) -> None:
+    def __init__(self, points: Features) -> None:
         self.U = points.rows
         self.H = torch.eye(self.U.shape[1], dtype=self.U.dtype, device=self.U.device)
 
@@ -182,7 +181,7 @@ class LowRank:
 class Factored:
     """R = S - C^T C for any similarities, with C [k, n] the rows of the Cholesky factor so far."""
 
-    def __init__(self, points: Points, k: int) -> None:
+    def __init__(self, points: Features, k: int) -> None:
         self.points, self.size = points, 0
         self.C = points.rows.new_empty(k, len(points.rows))
 

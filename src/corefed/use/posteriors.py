@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from corefed.base import arrays
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData
@@ -187,21 +188,14 @@ def _network(
 
 
 def _from_npz(path: Path) -> Table:
-    """Arrays X (or x) and y of an .npz file; nothing pickled is ever loaded."""
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise UserError(f"{path} holds one array; an .npz with X and y is needed.")
-        with loaded as file:
-            name = next((name for name in ("X", "x") if name in file), None)
-            if name is None or "y" not in file:
-                found = ", ".join(file) or "nothing"
-                raise UserError(f"{path} must hold arrays X (or x) and y; it holds {found}.")
-            x, y = file[name], file["y"]
-    except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, EOFError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} is not a readable .npz of plain numbers: {error}.") from error
+    """Arrays X (or x) and y of an .npz file."""
+    there = arrays.headers(path)
+    name = next((name for name in ("X", "x") if name in there), None)
+    if name is None or "y" not in there:
+        found = ", ".join(there) or "nothing"
+        raise UserError(f"{path} must hold arrays X (or x) and y; it holds {found}.")
+    stored = arrays.load(path, [name, "y"], arrays.MEMORY_MB, remedy="use fewer points")
+    x, y = stored[name], stored["y"]
     for what, array in (("X", x), ("y", y)):
         if array.dtype.kind not in "fiub" or array.ndim == 0:
             raise UserError(f"{what} in {path} is {array.dtype}, not an array of numbers.")

@@ -1,0 +1,136 @@
+"""Arrays of .npz and .npy files, the only reader of them.
+
+Nothing pickled is ever loaded. Each array's header is read first: an array that claims more than
+its file has, or that needs more memory than allowed, is refused before any of it is unpacked. An
+.npy file is read like an .npz whose only array is called X.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from corefed.base.errors import UserError
+
+Array = npt.NDArray[Any]
+
+MEMORY_MB = 4096
+"""Where the user cannot set a bound."""
+
+
+class Header(NamedTuple):
+    """What an array says it is."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def headers(path: Path) -> dict[str, Header]:
+    """What the file holds, by name; no array is read."""
+    with _members(path) as members:
+        return {name: _header(path, name, member) for name, member in members.items()}
+
+
+def load(
+    path: Path,
+    names: Sequence[str],
+    memory_mb: int,
+    *,
+    working: int = 0,
+    remedy: str = "raise memory_mb, or use fewer points",
+) -> dict[str, Array]:
+    """These arrays of the file, by name.
+
+    They and the `working` bytes that the caller needs beside them must fit into `memory_mb`;
+    `remedy` says what to do where they do not.
+    """
+    with _members(path) as members:
+        missing = [name for name in names if name not in members]
+        if missing:
+            there = ", ".join(members) or "nothing"
+            raise UserError(f"{path} has no array {missing[0]}; it holds {there}.")
+        found = {name: _header(path, name, members[name]) for name in names}
+        for name, header in found.items():
+            if header.dtype.hasobject:
+                raise UserError(
+                    f"{name} in {path} holds Python objects, which are never loaded; save it as an "
+                    "array of numbers."
+                )
+        needed = (sum(header.size for header in found.values()) + working) / 2**20
+        if needed > memory_mb:
+            raise UserError(
+                f"{path} needs {needed:.0f} MB of memory, more than the {memory_mb} MB allowed; "
+                f"{remedy}."
+            )
+        return {name: _array(members[name]) for name in names}
+
+
+class _Member(NamedTuple):
+    """A stored array: a way to open it, and its bytes with the header."""
+
+    open: Callable[[], IO[bytes]]
+    size: int
+
+
+@contextmanager
+def _members(path: Path) -> Iterator[dict[str, _Member]]:
+    """The arrays of a file by name; whatever goes wrong with the file becomes a sentence."""
+    single = path.suffix.lower() == ".npy"
+    try:
+        if single:
+            yield {"X": _Member(lambda: path.open("rb"), path.stat().st_size)}
+            return
+        with zipfile.ZipFile(path) as archive:
+            yield {
+                info.filename.removesuffix(".npy"): _Member(
+                    partial(archive.open, info), info.file_size
+                )
+                for info in archive.infolist()
+                if info.filename.endswith(".npy")
+            }
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except (
+        ValueError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+        RuntimeError,  # encrypted, or compressed in a way that Python does not know
+    ) as error:
+        kind = ".npy" if single else ".npz"
+        raise UserError(f"{path} is not a whole {kind} file: {error}.") from error
+
+
+def _header(path: Path, name: str, member: _Member) -> Header:
+    with member.open() as stream:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        elif version == (2, 0):
+            shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
+        else:  # 3.0 has names of columns
+            raise UserError(f"{name} in {path} is no plain array; save an array of numbers.")
+    header = Header(tuple(shape), dtype)
+    if header.size > member.size and not dtype.hasobject:  # a pickle may be shorter
+        raise UserError(f"{name} in {path} claims shape {header.shape}, more than it has.")
+    return header
+
+
+def _array(member: _Member) -> Array:
+    with member.open() as stream:
+        found: Array = np.lib.format.read_array(stream, allow_pickle=False)
+    return found
