@@ -1,26 +1,29 @@
 """CoreSet-PFedBayes (Chanda, Modi, Ramakrishnan, ICLR 2024): Algorithm 1.
 
 PFedBayes in which each client trains on its Bayesian coreset: at most k = ceil(fraction n) points
-with weights w, so that the weighted log-likelihood stands in for that of all its data.
+with weights w, so that the weighted log-likelihood stands in for that of all its data. In a round a
+client
 
-Preset `fast` (default): no full-data branch; a `selector` chooses the coreset (`selectors/`, by
-default `calibrated.py`), and `renewal.py` says when it is chosen anew.
+    1. reselects its coreset, if that is due     `reselect`, or `reselect_as_printed`
+    2. trains q and z on it, R steps             `pfedbayes.build`: begin, step, end
+    3. uploads z; q, w and the coreset's age stay with it
 
-Preset `matching`: the same with the paper's selector, Eq. 4 solved by A-IHT, on widened posteriors,
-and with a check of the coreset on fresh draws.
+The presets differ in 1. alone:
 
-Preset `paper`: Algorithm 1 to the letter (Eqs. 3, 4 and 8). In each round both branches, q on all
-data and q_w on the coreset, are trained from the same start with the same draws, w from 0, and
-A-IHT (Algorithm 2, `coreset/aiht.py`) solves Eq. 8 again, until its objective settles. It costs
-more than training on all data.
+    fast      (default) when a budget of forward passes allows, a selector chooses w around the
+              current posterior q (`selectors/calibrated.py`); there is no branch on all data
+    matching  the same with the paper's selector (`selectors/matching.py`: Eq. 4 by A-IHT), and
+              earlier where the error on fresh draws has grown
+    paper     in every round, as printed (Eqs. 3, 4 and 8): both branches, q on all data and q_w on
+              the coreset, are trained from the same start with the same draws, w from 0, and A-IHT
+              (Algorithm 2, `coreset/aiht.py`) solves Eq. 8 again until its objective settles. It
+              costs more than training on all data.
 
-`algorithm_1` at the end is the paper's loop in the plainest code; a test holds this method to it.
+`algorithm_1.py` is the paper's loop in the plainest code, which a test compares this file with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -28,20 +31,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from corefed import selectors
 from corefed.base.errors import UserError
-from corefed.base.rng import SERVER, Streams, Who
+from corefed.base.rng import Streams
 from corefed.base.settings import ABLATION, NotNegative, Part, PositiveInt
 from corefed.base.types import ClientData, Method, Subset, Tree, Work
-from corefed.bayes import elbo, gaussian
+from corefed.bayes import gaussian
 from corefed.bayes.batches import batches, noises
 from corefed.methods import pfedbayes
 from corefed.models.network import Model
-from corefed.selectors import frame, renewal, selection, upkeep
+from corefed.selectors import quality, renewal
+from corefed.selectors.frame import Look, trimmed
 from corefed.selectors.kl_rows import kl_rows
-from corefed.selectors.matching import THRESHOLDING
+from corefed.selectors.matching import groups, matched_potentials, solve
+from corefed.selectors.quality import Quality
 from corefed.selectors.settings import Renewal, Selection
-from corefed.selectors.subset import subset_size
-from corefed.selectors.upkeep import Upkeep
+from corefed.selectors.subset import subset_size, uniform
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class Config(pfedbayes.Config):
 
 
 SETTLED = 1e-3
-"""Relative change of Eq. 8's objective at which preset paper stops solving anew."""
+"""Relative change of Eq. 8's objective at which preset paper stops solving again."""
 
 PRESETS: dict[str, dict[str, object]] = {
     "fast": {},
@@ -122,49 +127,123 @@ def check(config: Config) -> None:
 
 def build(config: Config, model: Model) -> Method:
     base = pfedbayes.build(config, model)
-    coresets = upkeep_of(config, model)
-    printed = config.preset == "paper"
+    how, when, printed = config.selection, config.renewal, config.preset == "paper"
+    remembers = when.moved > 0 or how.around == "path"  # the posterior at the last selection
 
     def init(private: Tree, data: ClientData) -> Tree:
-        state = coresets.state(private["q"], data)
-        if printed:
+        """One row per client; nobody has a coreset yet."""
+        never = torch.full_like(data.weight[:, 0], -1.0)
+        state = {
+            "weight": torch.zeros_like(data.weight),  # [C, n] the coreset
+            "owed": torch.zeros_like(data.weight),  # [C, n] what the selector remembers
+            "age": never,  # local steps since it was due; -1: there is none yet
+            "checked": never.clone(),  # local steps since its error was measured
+            "held_out_error": torch.full_like(never, torch.nan),  # on fresh draws
+            "over_uniform": torch.full_like(never, torch.nan),  # that over a uniform subset's
+            "refreshes": torch.zeros_like(never),  # times it was selected
+            "looked": torch.zeros_like(never),  # forward passes of points in all of this
+        }
+        if remembers:
+            state["before"] = private["q"].clone()
+        if printed:  # selecting trains both branches: more than forward passes
             del state["looked"]
         return state
 
-    def select_as_printed(
+    def reselect(
         state: Tree, working: Tree, data: ClientData, streams: Streams, work: Work
-    ) -> Tree:  # CoresetOptUpdate of Algorithm 1
-        everyone = torch.ones_like(state["age"], dtype=torch.bool)
-        for rows, draws in _groups(config, everyone, data):
-            part, mine = frame.trimmed(data, rows), streams.subset(rows)
-            own = {name: value[rows] for name, value in working.items()}
-            w = coreset_opt_update(config, model, base, own, part, mine, work, draws)
-            quality = coresets.quality(own["q"], w, part, mine)
+    ) -> Tree:
+        """Presets fast and matching: choose for the clients that are due, measure the error."""
+        q, age, n = working["q"], state["age"], data.size
+        k = subset_size(n, config.fraction)
+        whole = k >= n  # the coreset is the data
+        every = renewal.interval(when, model, how, n, work, config.monte_carlo)
+        old = (age < 0) | (age >= every)
+        due = (old | renewal.has_moved(when, state, q)) & ~whole
+        check = (age < 0) | (state["checked"] >= when.check_every)
+        owed = state["owed"].clone()
+        if when.stale > 0:
+            found = measure(state, q, data, k, streams, check & ~due & ~whole)
+            due |= found.over_uniform > when.stale
+        choose(state, working, data, k, streams, due.nonzero().squeeze(-1).tolist())
+        found = measure(state, q, data, k, streams, due & (check | (when.stale > 0)))
+        worse = found.error > found.uniform
+        if when.stale > 0 and bool(worse.any()):  # weights that lose to uniform ones are given up
+            plain = uniform(data, config.fraction, streams)
+            state["weight"] = torch.where(worse.unsqueeze(-1), plain, state["weight"])
+            state["owed"] = torch.where(worse.unsqueeze(-1), owed, state["owed"])
+            state["over_uniform"] = state["over_uniform"].masked_fill(worse, 1.0)
+        state["weight"] = torch.where(whole.unsqueeze(-1), data.weight, state["weight"])
+        for name in ("held_out_error", "over_uniform"):
+            state[name] = state[name].masked_fill(whole, 0.0)
+        # An early selection leaves the schedule as it is: clients stay in step, and a GPU selects
+        # for all of them at once. No coreset gets older than the bound.
+        state["age"] = age.masked_fill(old, 0.0)
+        return state
+
+    def choose(
+        state: Tree, working: Tree, data: ClientData, k: Tensor, streams: Streams, rows: list[int]
+    ) -> None:
+        """The coresets of some clients, by the selector."""
+        if not rows:
+            return
+        part = ClientData(*(field[rows] for field in data))
+        q, z, own = working["q"][rows], working["z"][rows], streams.subset(rows)
+        before = state["before"][rows] if remembers else None
+        look = Look(model, q, z, part, k[rows], state["owed"][rows], own, how, before)
+        state["weight"][rows], state["owed"][rows] = selectors.get(config.selector)(look)
+        state["refreshes"][rows] += 1
+        passes = renewal.passes(config.selector, model, how, part.size, k[rows])
+        state["looked"][rows] += passes * part.size
+        if remembers:
+            state["before"][rows] = q
+
+    def measure(
+        state: Tree, q: Tensor, data: ClientData, k: Tensor, streams: Streams, due: Tensor
+    ) -> Quality:
+        """How well coresets stand in for all data on fresh draws; NaN for clients not due."""
+        found = quality.measure(model, q, state["weight"], data, k, streams, (how, when), due)
+        state["held_out_error"] = torch.where(due, found.error, state["held_out_error"])
+        state["over_uniform"] = torch.where(due, found.over_uniform, state["over_uniform"])
+        state["checked"] = state["checked"].masked_fill(due, 0.0)
+        if not printed:
+            state["looked"] = state["looked"] + quality.passes(model, how, when) * due * data.size
+        return found
+
+    def reselect_as_printed(
+        state: Tree, working: Tree, data: ClientData, streams: Streams, work: Work
+    ) -> Tree:
+        """Preset paper: CoresetOptUpdate of every client in every round."""
+        k = subset_size(data.size, config.fraction)
+        everyone = torch.ones_like(k, dtype=torch.bool)
+        for rows, draws in groups(everyone, data, k, how.draws, how.selection_mb):
+            part, own = trimmed(data, rows), streams.subset(rows)
+            mine = {name: value[rows] for name, value in working.items()}
+            w = coreset_opt_update(config, model, base, mine, part, own, work, draws)
             state["weight"][rows] = F.pad(w, (0, state["weight"].shape[1] - w.shape[1]))
-            state["held_out_error"][rows] = quality.error
-            state["over_uniform"][rows] = quality.over_uniform
+        checked = state["checked"]
+        measure(state, working["q"], data, k, streams, everyone)
+        state["checked"] = checked  # nothing is scheduled by it here
         state["refreshes"] += 1
         return state
 
+    def after(state: Tree, steps: int) -> Tree:
+        return {**state, "age": state["age"] + steps, "checked": state["checked"] + steps}
+
+    def report(state: Tree) -> Tree:
+        size = (state["weight"] > 0).sum(-1)
+        shown = {name: state[name] for name in ("held_out_error", "over_uniform", "refreshes")}
+        return {**shown, "size": size}
+
     subset = Subset(
         init,
-        select_as_printed if printed else coresets.select,
+        reselect_as_printed if printed else reselect,
         weights=lambda state: state["weight"],
-        after=upkeep.after,
-        every=0 if printed else renewal.question_interval(config.renewal),
-        report=upkeep.report,
-        # Selecting as printed trains both branches: more than passes forward.
+        after=after,
+        every=0 if printed else renewal.question_interval(when),
+        report=report,
         cost=None if printed else lambda state: state["looked"],
     )
     return base._replace(name="coreset-pfedbayes", subset=subset)
-
-
-def upkeep_of(config: Config, model: Model) -> Upkeep:
-    """How coresets are chosen and renewed under these settings."""
-    return Upkeep(
-        model, config.selector, config.selection, config.renewal, config.fraction,
-        config.monte_carlo,
-    )  # fmt: skip
 
 
 def coreset_opt_update(
@@ -180,9 +259,7 @@ def coreset_opt_update(
     """CoresetOptUpdate of Algorithm 1: w minimising KL(q_w || q) + ||y - Phi w||^2 (Eq. 8)."""
     mask = data.weight > 0
     k = subset_size(data.size, config.fraction)
-    g = selection.stacked_potentials(
-        model, working["q"], data, _sketch(config, draws), streams, "coreset"
-    )
+    g = matched_potentials(model, working["q"], data, config.selection, draws, streams)
     y = g.sum(1)
 
     def client_update(weight: Tensor) -> Tree:
@@ -208,13 +285,14 @@ def coreset_opt_update(
         previous = f
         rows, target = g, y
         if config.kl_weight > 0:
-            a, b = _kl_term(config, model, coreset["q"], full["q"], working["z"], data, w, streams)
+            a, b = kl_term(config, model, coreset["q"], full["q"], working["z"], data, w, streams)
             rows, target = torch.cat([g, a.mT], 2), torch.cat([y, b], 1)
-        w = torch.where(settled.unsqueeze(-1), w, _solve(config, rows, target, k, mask, streams))
+        fresh = solve(config.selection, rows, target, k, mask, streams)  # Accelerated-IHT(f(w))
+        w = torch.where(settled.unsqueeze(-1), w, fresh)
     return w
 
 
-def _kl_term(
+def kl_term(
     config: Config,
     model: Model,
     q_w: Tensor,
@@ -234,103 +312,3 @@ def _kl_term(
     )  # fmt: skip
     root = config.kl_weight**0.5
     return root * a, root * b
-
-
-def _solve(
-    config: Config, g: Tensor, y: Tensor, k: Tensor, mask: Tensor, streams: Streams
-) -> Tensor:
-    own = config.selection
-    return selection.solve(
-        g, y, k, mask,
-        solver=own.solver,
-        iterations=own.max_iterations or THRESHOLDING.get(own.solver, 0),
-        shrink=own.shrink,
-        generators=streams.generators("solver", host=True),
-    )  # fmt: skip
-
-
-def _sketch(config: Config, draws: int) -> selection.Sketch:
-    return selection.Sketch(config.selection.widths, draws, config.selection.feature_draws)
-
-
-def _groups(config: Config, due: Tensor, data: ClientData) -> list[tuple[list[int], int]]:
-    """Clients to select for together, with their S."""
-    k = subset_size(data.size, config.fraction)
-    own = config.selection
-    return selection.groups(due, data, k, own.draws, own.selection_mb)
-
-
-def algorithm_1(
-    config: Config,
-    model: Model,
-    clients: Sequence[ClientData],
-    *,
-    rounds: int,
-    work: Work,
-    seed: int = 0,
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Algorithm 1 in the plainest code: one client after the other, autograd, torch.optim.
-
-    Takes each client's data with C = 1 and gives (v, [q_w of each client], [w of each client]).
-    Slow, and free of everything that makes the method fast; it shares with it the random draws,
-    Eq. 9, the potentials and A-IHT.
-    """
-    mu = model.init(Streams([Who(seed, SERVER)], 0).generators("init")[0], config.initial_std)
-    v = torch.stack([mu, torch.full_like(mu, config.initial_rho)])  # v^0
-    optimizers = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-    make = optimizers[config.optimizer]
-    qs = [v.clone().unsqueeze(0).requires_grad_() for _ in clients]
-    memories = [make([q], lr=config.eta_1).state_dict() for q in qs]
-
-    def client_update(
-        i: int, w: Tensor, streams: Streams
-    ) -> tuple[Tensor, Tensor, dict[str, object]]:  # ClientUpdate(i, w_i, v^t)
-        data, n = clients[i], clients[i].size.to(v.dtype)
-        q = qs[i].detach().clone().requires_grad_()
-        z = v.clone().unsqueeze(0).requires_grad_()  # v_{z,0} = v^t
-        optimizer_q, optimizer_z = make([q], lr=config.eta_1), make([z], lr=config.eta_2)
-        optimizer_q.load_state_dict(deepcopy(memories[i]))
-        noise = noises(streams, (config.monte_carlo, model.size), work.steps)
-        for batch in batches(data, w, streams, work.steps, work.batch):
-            optimizer_q.zero_grad()
-            prior = config.zeta / n
-            elbo.objective(model, q, z.detach(), prior, batch, next(noise)).sum().backward()
-            optimizer_q.step()
-            optimizer_z.zero_grad()
-            (prior * gaussian.kl(q.detach(), z)).sum().backward()
-            optimizer_z.step()
-        return q.detach(), z.detach(), optimizer_q.state_dict()
-
-    weights: list[Tensor] = []
-    for t in range(rounds):
-        uploads, weights, fresh = [], [], []
-        for i, data in enumerate(clients):  # in parallel do
-            streams = Streams([Who(seed, i)], t)
-            k, mask = subset_size(data.size, config.fraction), data.weight > 0
-            draws = _groups(config, torch.ones(1), data)[0][1]
-            g = selection.stacked_potentials(
-                model, qs[i].detach(), data, _sketch(config, draws), streams, "coreset"
-            )
-            y = g.sum(1)
-            w, previous = torch.zeros_like(data.weight), None
-            q_full, _, _ = client_update(i, data.weight, streams.restart())
-            for _ in range(config.outer):  # repeat
-                q_w, _, _ = client_update(i, w, streams.restart())
-                f = float(config.kl_weight * gaussian.kl(q_w, q_full))
-                f += float((y - w[0] @ g[0]).square().sum())
-                if previous is not None and abs(previous - f) <= SETTLED * previous:
-                    break
-                previous = f
-                rows, target = g, y
-                if config.kl_weight > 0:
-                    a, b = _kl_term(config, model, q_w, q_full, v.unsqueeze(0), data, w, streams)
-                    rows, target = torch.cat([g, a.mT], 2), torch.cat([y, b], 1)
-                w = _solve(config, rows, target, k, mask, streams)  # Accelerated-IHT(f(w))
-            q, z, memory = client_update(i, w, streams.restart())
-            uploads.append(z[0])
-            weights.append(w[0])
-            fresh.append((q, memory))
-        qs = [q for q, _ in fresh]
-        memories = [memory for _, memory in fresh]
-        v = (1 - config.beta) * v + config.beta * torch.stack(uploads).mean(0)
-    return v, [q[0] for q in qs], weights

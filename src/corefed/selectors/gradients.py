@@ -111,11 +111,21 @@ def forward(look: Look, draws: int = 0, purpose: str = "gradients") -> Pass:
         if draws:
             theta = gaussian.sample(look.q, look.streams.normal(purpose, draws, model.size))
         if head is None:
-            return Pass(theta, _finite(model.forward(theta, look.data.x), look.mask), None)
-        features = _finite(head.features(theta, look.data.x), look.mask)
-        weight = theta[..., head.weight].unflatten(-1, (model.outputs, head.width))
+            return Pass(
+                theta, zero_where_unusable(model.forward(theta, look.data.x), look.mask), None
+            )
+        features = zero_where_unusable(head.features(theta, look.data.x), look.mask)
+        return on_features(look, theta, features)
+
+
+def on_features(look: Look, theta: Tensor, features: Tensor) -> Pass:
+    """The same where the features below the head are known already."""
+    head = look.model.head
+    assert head is not None
+    with torch.no_grad():
+        weight = theta[..., head.weight].unflatten(-1, (look.model.outputs, head.width))
         output = torch.matmul(features, weight.mT) + theta[..., head.bias].unsqueeze(-2)
-        return Pass(theta, _finite(output, look.mask), features)
+        return Pass(theta, zero_where_unusable(output, look.mask), features)
 
 
 def last_layer(look: Look, draws: int = 0, purpose: str = "gradients") -> LastLayer:
@@ -132,7 +142,7 @@ def of_pass(look: Look, seen: Pass) -> LastLayer:
         (residual,) = torch.autograd.grad(log_p.sum(), leaf)
     if features is None:
         features = output[..., :0]
-    return LastLayer(_finite(residual, look.mask), features)
+    return LastLayer(zero_where_unusable(residual, look.mask), features)
 
 
 def features(look: Look) -> Tensor:
@@ -151,10 +161,12 @@ def losses(look: Look, draws: int = 0, purpose: str = "losses") -> Tensor:
         loss = -likelihood.log_prob(theta, output, y)
         if isinstance(likelihood, Gaussian):  # whose density may exceed 1
             loss = loss + likelihood.log_prob(theta, y.expand_as(output), y)
-        return _finite(loss.unsqueeze(-1), look.mask).squeeze(-1).mean(1).clamp_min_(0.0)
+        return (
+            zero_where_unusable(loss.unsqueeze(-1), look.mask).squeeze(-1).mean(1).clamp_min_(0.0)
+        )
 
 
-def _finite(values: Tensor, mask: Tensor) -> Tensor:
+def zero_where_unusable(values: Tensor, mask: Tensor) -> Tensor:
     """[C, F, n, ...] with 0 for padding and for what is no finite number."""
     usable = (values.abs() < LARGEST) & mask[:, None, :, None]  # false for NaN
     return torch.where(usable, values, 0.0)

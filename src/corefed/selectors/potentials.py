@@ -3,17 +3,24 @@
     g_j = S^{-1/2} [ log p_{theta_s}(D_j) - mean_s log p_{theta_s}(D_j) ]_{s = 1..S}
     Phi = [g_1 .. g_n],   y = Phi 1
 
-kept a row a point, g [C, n, S] (`problem.py` says why).
+kept as one row per point, g [C, n, S] (`problem.py` says why).
+
+`stack` draws from several pi-hats, one block of draws each. One width does not fit all: a narrow
+pi-hat sees only points that are still hard, and a client trained on those alone forgets the rest; a
+wide one mostly sees how points behave far away.
 
 A draw costs a forward pass of all n points, and S must exceed the coreset's size k (a fit with
 S - 1 <= k has an exact zero that means nothing). So a network with a linear head shares F draws of
-everything below the head between S / F draws each of the head: still draws from pi-hat, and the
-cost falls from S to about F forward passes. Each draw is distributed as pi-hat, but those of one
-group are correlated, and centring over all draws then removes part of the groups' variation: what
-the layers below contribute to the Gram matrix comes out smaller, by a factor 1 - 1/F.
+everything below the head between S / F draws each of the head (`bayes/heads.py`): still draws from
+pi-hat, and the cost falls from S to about F forward passes. Draws that share their lower layers are
+correlated, and centring over all draws then removes part of the variation between them: what the
+lower layers add to the Gram matrix comes out smaller, by a factor 1 - 1/F.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,12 +29,62 @@ from corefed.base.rng import Streams
 from corefed.base.types import ClientData
 from corefed.bayes import gaussian, heads
 from corefed.models.network import Model
+from corefed.selectors.gradients import zero_where_unusable
 
 BLOCK = 1 << 23
-"""Parameters a client draws at once where no layers are shared: 32 MiB."""
+"""Parameters per client that are drawn at once where no layers are shared: 32 MiB."""
 
 
-def log_likelihoods(
+class Place(NamedTuple):
+    """One pi-hat, and the name of its random stream."""
+
+    name: str
+    pi: Tensor  # [C, 2, P]
+
+
+class Drawn(NamedTuple):
+    """Log-likelihoods, and the shared draws of the lower layers behind them, where there are."""
+
+    log_p: Tensor  # [C, n, S]
+    theta: Tensor | None = None  # [C, F, P]
+    features: Tensor | None = None  # [C, F, n, h] below the head
+
+
+def widen(q: Tensor, widths: Sequence[float], purpose: str) -> list[Place]:
+    """The posterior with its sigma times each of the widths."""
+    return [Place(f"{purpose}/{width:g}", gaussian.widen(q, width)) for width in widths]
+
+
+def stack(
+    model: Model,
+    places: Sequence[Place],
+    data: ClientData,
+    draws: int,
+    feature_draws: int,
+    streams: Streams,
+    *,
+    scaled: bool,
+) -> tuple[Tensor, Drawn]:
+    """g [C, n, S], and the draws of the first place.
+
+    S and F are those of all places together. With `scaled` each block has ||y|| = 1, so that none
+    outweighs the others.
+    """
+    each, shared = -(-draws // len(places)), -(-feature_draws // len(places))
+    blocks, first = [], None
+    for name, pi in places:
+        drawn = draw(model, pi, data, each, streams, name, shared)
+        first = first or drawn
+        g = potentials(drawn.log_p, data.weight > 0)
+        if scaled:
+            length = g.sum(1).norm(dim=-1).clamp_min(torch.finfo(g.dtype).tiny)
+            g = g / length.view(-1, 1, 1)
+        blocks.append(g)
+    assert first is not None
+    return torch.cat(blocks, -1), first
+
+
+def draw(
     model: Model,
     pi: Tensor,
     data: ClientData,
@@ -35,46 +92,26 @@ def log_likelihoods(
     streams: Streams,
     purpose: str,
     feature_draws: int = 0,
-) -> Tensor:
-    """log p_{theta_s}(D_j): [C, n, S]. `feature_draws` 0 draws all of theta S times."""
+) -> Drawn:
+    """log p_{theta_s}(D_j) at S draws. `feature_draws` 0 draws all of theta S times."""
     if model.head is None or feature_draws == 0 or feature_draws >= draws:
         block = max(1, BLOCK // model.size)
         parts = []
         for start in range(0, draws, block):
             noise = streams.normal(purpose, min(block, draws - start), model.size)
-            theta = gaussian.sample(pi, noise)
-            parts.append(model.log_likelihood(theta, data.x, data.y).mT)
-        return torch.cat(parts, 2)
+            parts.append(model.log_likelihood(gaussian.sample(pi, noise), data.x, data.y).mT)
+        return Drawn(torch.cat(parts, 2))
     theta = gaussian.sample(pi, streams.normal(purpose, feature_draws, model.size))
-    features = model.head.features(theta, data.x)
-    return with_heads(model, pi, data, theta, features, draws, streams, purpose)
-
-
-def with_heads(
-    model: Model,
-    pi: Tensor,
-    data: ClientData,
-    theta: Tensor,
-    features: Tensor,
-    draws: int,
-    streams: Streams,
-    purpose: str,
-) -> Tensor:
-    """[C, n, S] where F draws theta [C, F, P] have these features [C, F, n, h] below the head, and
-    share them between S / F draws each of the head."""
-    head, (clients, n), groups = model.head, data.weight.shape, theta.shape[1]
-    assert head is not None
-    each = -(-draws // groups)
-    posterior = pi[..., heads.span(head)]
-    noise = streams.normal(purpose + "/head", groups * each, posterior.shape[-1])
-    drawn = gaussian.sample(posterior, noise)  # [C, S, H]
-    result = torch.empty(clients, n, groups * each, device=pi.device, dtype=pi.dtype)
-    for f in range(groups):
-        mine = slice(f * each, (f + 1) * each)
-        result[..., mine] = heads.log_likelihoods(
-            model, theta[:, f], features[:, f], drawn[:, mine], data.y
-        )
-    return result[..., :draws]
+    features = zero_where_unusable(model.head.features(theta, data.x), data.weight > 0)
+    each = -(-draws // feature_draws)
+    posterior = pi[..., heads.span(model.head)]
+    noise = streams.normal(purpose + "/head", feature_draws * each, posterior.shape[-1])
+    tops = gaussian.sample(posterior, noise).split(each, 1)  # F times [C, S / F, H]
+    log_p = [
+        heads.log_likelihoods(model, theta[:, f], features[:, f], top, data.y)
+        for f, top in enumerate(tops)
+    ]
+    return Drawn(torch.cat(log_p, -1)[..., :draws], theta, features)
 
 
 def potentials(log_p: Tensor, mask: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ checks itself, when its error on fresh draws has grown (`stale`).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from corefed.base.types import Tree, Work
 from corefed.bayes import gaussian
 from corefed.models.network import Model
 from corefed.selectors import named, sketches
+from corefed.selectors.matching import draws_for
 from corefed.selectors.settings import Renewal, Selection
 
 LEAST = 20
@@ -36,15 +39,14 @@ def question_interval(rule: Renewal) -> int:
     return min(often)
 
 
-def interval(rule: Renewal, passes: float, n: Tensor, work: Work, draws: int) -> Tensor:
-    """[C] local steps between two selections, for clients of n points and K draws per step.
-
-    `passes` is what a selection by the default selector costs per point.
-    """
+def interval(
+    rule: Renewal, model: Model, settings: Selection, n: Tensor, work: Work, draws: int
+) -> Tensor:
+    """[C] local steps between two selections, for clients of n points and K draws per step."""
     if rule.refresh_every:
         return torch.full_like(n, rule.refresh_every)
     step = STEP * work.batch * draws
-    wanted = passes * n / (rule.budget * step)
+    wanted = cost("calibrated", model, settings) * n / (rule.budget * step)
     return torch.round(wanted / LEAST).long().clamp_min(1) * LEAST
 
 
@@ -67,3 +69,14 @@ def cost(selector: str, model: Model, settings: Selection) -> float:
     if selector != "calibrated":  # a solver looks at all points, whatever the pool
         return passes
     return settings.pool * (passes + (settings.score == "loss"))  # losses want a pass of their own
+
+
+def passes(selector: str, model: Model, settings: Selection, n: Tensor, k: Tensor) -> Tensor:
+    """[C] forward passes per point that a selection costs clients of n points."""
+    each = [settings] * len(k)
+    if selector == "matching":  # whose S follows k
+        pairs = zip(k.tolist(), n.tolist(), strict=True)
+        bound, asked = settings.selection_mb, settings.draws
+        drawn = (draws_for(kept, points, asked, bound) for kept, points in pairs)
+        each = [replace(settings, draws=draws) for draws in drawn]
+    return torch.tensor([cost(selector, model, one) for one in each], device=k.device)

@@ -1,0 +1,76 @@
+"""How good a coreset is: its error on fresh draws of the posterior, beside a uniform subset's.
+
+The error is ||y - Phi w||^2 / ||y||^2 on draws that the weights were not fitted to. What a uniform
+subset of the same size has in expectation is known in closed form; a ratio below 1 is a better fit
+than a random subset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from corefed.base.rng import Streams
+from corefed.base.types import ClientData
+from corefed.coreset.uniform import uniform_error
+from corefed.models.network import Model
+from corefed.selectors import potentials, sketches
+from corefed.selectors.frame import trimmed
+from corefed.selectors.matching import groups
+from corefed.selectors.settings import Renewal, Selection
+
+
+class Quality(NamedTuple):
+    error: Tensor  # [C] ||y - Phi w||^2 / ||y||^2 on fresh draws
+    uniform: Tensor  # [C] the same, expected of a uniform subset of k points with weights n/k
+
+    @property
+    def over_uniform(self) -> Tensor:
+        """[C] error over uniform; 0 where both are 0, as for a coreset of all points."""
+        return self.error / self.uniform.clamp_min(1e-12)
+
+
+def measure(
+    model: Model,
+    q: Tensor,
+    w: Tensor,
+    data: ClientData,
+    k: Tensor,
+    streams: Streams,
+    settings: tuple[Selection, Renewal],
+    due: Tensor,
+) -> Quality:
+    """How well w [C, n] stands in for all data on fresh draws around q; NaN for clients not due."""
+    how, when = settings
+    found = Quality(*(torch.full_like(data.weight[:, 0], torch.nan) for _ in range(2)))
+    for rows, _ in groups(due, data, k, when.check_draws, how.selection_mb):
+        part = trimmed(data, rows)
+        places = potentials.widen(q[rows], how.widths, "check")
+        g, _ = potentials.stack(
+            model, places, part, when.check_draws, feature_draws(how), streams.subset(rows),
+            scaled=len(places) > 1,
+        )  # fmt: skip
+        mine = w[rows][:, : part.weight.shape[1]]
+        found.error[rows], found.uniform[rows] = judge(g, mine, k[rows], part.weight > 0)
+    return found
+
+
+def passes(model: Model, how: Selection, when: Renewal) -> float:
+    """Forward passes per point that a measurement costs."""
+    plain = replace(how, around="posterior", match="potentials", draws=when.check_draws)
+    return sketches.passes(model, replace(plain, feature_draws=feature_draws(how)))
+
+
+def feature_draws(how: Selection) -> int:
+    """Draws of the lower layers that a measurement shares: half of those of a selection."""
+    return -(-how.feature_draws // 2)
+
+
+def judge(g: Tensor, w: Tensor, k: Tensor, mask: Tensor) -> Quality:
+    """The error of w on these potentials, beside what a uniform subset of k_i points expects."""
+    n = mask.sum(-1).to(g.dtype)
+    expected = uniform_error(g.sum(1).square().sum(-1), g.square().sum((1, 2)), n, k.to(g.dtype))
+    return Quality(potentials.relative_error(g, w), expected)
