@@ -9,10 +9,12 @@ from corefed.base.settings import from_flat
 from corefed.base.types import ClientData, Work
 from corefed.methods import coreset_pfedbayes as method
 from corefed.methods import pfedbayes
+from corefed.methods.algorithm_1 import algorithm_1
 from corefed.models import network
 from corefed.models.likelihood import Categorical, Gaussian
-from corefed.selectors import selection
+from corefed.selectors import matching
 from corefed.selectors.frame import Choice
+from corefed.selectors.quality import judge
 from corefed.selectors.subset import subset_size
 from corefed.training.local import LocalClients
 
@@ -72,7 +74,7 @@ def test_method_is_algorithm_1(kl_weight, optimizer):
     server, clients = train(config, data, rounds, work)
     alone = [ClientData(*(field[i : i + 1, :n] for field in data)) for i, n in enumerate(SIZES)]
     model = network.mlp((6, 8, 3), Categorical(3))
-    v, qs, ws = method.algorithm_1(config, model, alone, rounds=rounds, work=work)
+    v, qs, ws = algorithm_1(config, model, alone, rounds=rounds, work=work)
     torch.testing.assert_close(server["v"], v, rtol=0, atol=1e-6)
     for i, (q, w) in enumerate(zip(qs, ws, strict=True)):
         torch.testing.assert_close(clients.private["q"][i], q, rtol=0, atol=1e-6)
@@ -149,20 +151,20 @@ def test_uniform_expectation_is_exact():
     for _ in range(4000):
         w = torch.zeros(1, 12, dtype=torch.float64)
         w[0, torch.randperm(12, generator=g)[:4]] = 12 / 4
-        errors.append(selection.judge(rows, w, k, mask).error)
+        errors.append(judge(rows, w, k, mask).error)
     errors = torch.cat(errors)
-    expected = selection.judge(rows, w, k, mask).uniform
+    expected = judge(rows, w, k, mask).uniform
     assert abs(errors.mean() - expected) < 4 * errors.std() / len(errors) ** 0.5
 
 
 def test_draws_follow_k_within_memory():
     for k in (1, 99, 101, 500, 2250):
-        draws = selection.draws_for(k, 4500, 0, 2048)
-        assert draws >= max(2 * k, selection.MINIMUM_DRAWS)
-        assert draws <= 1.25 * max(2 * k, selection.MINIMUM_DRAWS)
-    assert selection.draws_for(500, 1000, 50, 2048) == 50
-    bounded = selection.draws_for(10**6, 10**6, 0, 64)
-    assert selection.bytes_for(bounded, 10**6) <= 64 * 2**20
+        draws = matching.draws_for(k, 4500, 0, 2048)
+        assert draws >= max(2 * k, matching.MINIMUM_DRAWS)
+        assert draws <= 1.25 * max(2 * k, matching.MINIMUM_DRAWS)
+    assert matching.draws_for(500, 1000, 50, 2048) == 50
+    bounded = matching.draws_for(10**6, 10**6, 0, 64)
+    assert matching.bytes_for(bounded, 10**6) <= 64 * 2**20
 
 
 def test_weights_that_lose_to_a_uniform_subset_are_not_used(monkeypatch):

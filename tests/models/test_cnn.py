@@ -31,7 +31,7 @@ from corefed.models import cnn as module
 from corefed.models.cnn import cnn, image_shape
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.models.network import Model
-from corefed.selectors.potentials import log_likelihoods
+from corefed.selectors.potentials import draw
 from corefed.settings.config import resolve
 from corefed.training import setup as experiment
 from corefed.training.local import chunk_for
@@ -150,7 +150,7 @@ def test_memory_is_bounded_without_gradients(way: str, monkeypatch: pytest.Monke
     v, noise = normal(2, 2, model.size), normal(2, 3, model.size)
     predictive(model, v, x, noise)
     data, streams = ClientData(x, y, torch.ones(2, 30).double()), Streams([Who(0, 0), Who(0, 1)], 0)
-    log_likelihoods(model, v, data, 12, streams, "test", feature_draws=3)
+    draw(model, v, data, 12, streams, "test", feature_draws=3)
     assert len(seen) > 2
     assert all(points <= 4 for _, points in seen)
     assert {networks for networks, _ in seen} == {6}

@@ -23,7 +23,7 @@ from corefed.federation.rules import Rules
 from corefed.models import own as own_model
 from corefed.models.likelihood import Categorical, Gaussian
 from corefed.models.network import Model, mlp
-from corefed.selectors.potentials import log_likelihoods
+from corefed.selectors.potentials import draw
 from corefed.settings import config
 from corefed.training import fitted, record
 from corefed.training.setup import prepare
@@ -283,7 +283,7 @@ def test_a_module_of_linear_layers_is_the_mlp(nets: Path) -> None:
     data = ClientData(x, torch.zeros(2, 6).long(), torch.ones(2, 6))
     pi = torch.stack([normal(2, own.size), normal(2, own.size, seed=3)], 1)
     one, other = (
-        log_likelihoods(each, pi, data, 12, Streams([Who(0, 0), Who(0, 1)], 0), "coreset", 3)
+        draw(each, pi, data, 12, Streams([Who(0, 0), Who(0, 1)], 0), "coreset", 3).log_p
         for each in (own, by_hand)
     )
     torch.testing.assert_close(one, other)

@@ -13,7 +13,7 @@ from corefed.base.types import ClientData
 from corefed.bayes import gaussian
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.models.network import from_module, mlp
-from corefed.selectors.potentials import log_likelihoods, potentials, relative_error
+from corefed.selectors.potentials import draw, potentials, relative_error
 
 LIKELIHOODS = [Categorical(3), Gaussian(2, 0.8), Gaussian(2, 0.8, learn_noise=True)]
 
@@ -85,7 +85,7 @@ def test_y_is_the_potential_of_all_data_and_errors_are_relative_to_it() -> None:
 def test_full_draws_are_log_likelihoods_under_pi(likelihood: Likelihood) -> None:
     model = mlp((2, 4, likelihood.outputs), likelihood)
     data, pi = repeat(client(likelihood), 3), posterior(model.size).repeat(3, 1, 1)
-    found = log_likelihoods(model, pi, data, 8, streams(3), "coreset")
+    found = draw(model, pi, data, 8, streams(3), "coreset").log_p
     theta = gaussian.sample(pi, streams(3).normal("coreset", 8, model.size))
     assert torch.equal(found, model.log_likelihood(theta, data.x, data.y).mT)
     assert found.shape == (3, 5, 8)
@@ -104,7 +104,7 @@ def test_shared_features_are_full_draws_with_another_head(
     model = mlp((*widths, likelihood.outputs), likelihood)
     assert model.head is not None
     data, pi = repeat(client(likelihood), 2), posterior(model.size).repeat(2, 1, 1)
-    found = log_likelihoods(model, pi, data, draws, streams(2), "coreset", groups)
+    found = draw(model, pi, data, draws, streams(2), "coreset", groups).log_p
     each = -(-draws // groups)
     same = streams(2)
     theta = gaussian.sample(pi, same.normal("coreset", groups, model.size))
@@ -122,10 +122,10 @@ def test_without_a_head_or_with_few_draws_all_of_theta_is_drawn() -> None:
     data = client(likelihood)
     model = mlp((2, 4, 3), likelihood)
     pi = posterior(model.size)
-    full = log_likelihoods(model, pi, data, 6, streams(1), "coreset")
-    assert torch.equal(log_likelihoods(model, pi, data, 6, streams(1), "coreset", 6), full)
+    full = draw(model, pi, data, 6, streams(1), "coreset").log_p
+    assert torch.equal(draw(model, pi, data, 6, streams(1), "coreset", 6).log_p, full)
     module = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3))
-    other = log_likelihoods(from_module(module, likelihood), pi, data, 6, streams(1), "coreset", 2)
+    other = draw(from_module(module, likelihood), pi, data, 6, streams(1), "coreset", 2).log_p
     torch.testing.assert_close(other, full)
 
 
@@ -141,7 +141,7 @@ def test_shared_features_have_the_distribution_of_full_draws(likelihood: Likelih
     data = repeat(client(likelihood), repetitions)
     pi = posterior(model.size, 0.3).expand(repetitions, -1, -1)
     full, shared = (
-        log_likelihoods(model, pi, data, draws, streams(repetitions, f), "coreset", f).double()
+        draw(model, pi, data, draws, streams(repetitions, f), "coreset", f).log_p.double()
         for f in (0, groups)
     )
     centre = full.mean((0, 2))
@@ -201,7 +201,7 @@ def test_gram_matrix_of_a_linear_gaussian_model_is_exact(features: int, shared: 
     exact = (spread.square() / 2 + mean.outer(mean) * spread) / noise**4
 
     data, many = repeat(one, repetitions), pi.expand(repetitions, -1, -1)
-    log_p = log_likelihoods(model, many, data, draws, streams(repetitions), "coreset", shared)
+    log_p = draw(model, many, data, draws, streams(repetitions), "coreset", shared).log_p
     g = potentials(log_p, data.weight > 0).double()
     gram = g @ g.mT
     std = gram.std(0) / math.sqrt(repetitions)
@@ -224,7 +224,7 @@ def test_draws_in_blocks_are_as_many_and_as_distributed(monkeypatch) -> None:
     draws = 4000
 
     def spread() -> torch.Tensor:
-        log_p = log_likelihoods(model, pi, data, draws, Streams([Who(0, 0)], 0), "x")
+        log_p = draw(model, pi, data, draws, Streams([Who(0, 0)], 0), "x").log_p
         assert log_p.shape == (1, 6, draws)
         return log_p
 

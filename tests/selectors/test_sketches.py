@@ -15,8 +15,9 @@ from corefed.base.types import ClientData
 from corefed.bayes import gaussian
 from corefed.models.likelihood import Categorical
 from corefed.models.network import mlp
-from corefed.selectors import calibrated, gradients, potentials, selection, sketches
+from corefed.selectors import calibrated, gradients, matching, potentials, sketches
 from corefed.selectors.frame import Look
+from corefed.selectors.quality import judge
 from corefed.selectors.settings import Selection
 
 
@@ -57,9 +58,9 @@ def test_a_block_is_scaled_and_centred_potentials(case: str, features: int) -> N
     for number, width in enumerate((1.0, 4.0)):
         block = g[..., 10 * number : 10 * (number + 1)]
         pi = gaussian.widen(look.q, width)
-        log_p = potentials.log_likelihoods(
+        log_p = potentials.draw(
             look.model, pi, look.data, 10, again(look).streams, f"coreset/{number}", features // 2
-        )
+        ).log_p
         expected = scaled(potentials.potentials(log_p, look.mask))
         torch.testing.assert_close(block, expected, rtol=1e-4, atol=1e-6)  # float32, centred
         # Zero over draws and ||y|| = 1, to float32's rounding of sums over 10 and 30 numbers.
@@ -67,13 +68,13 @@ def test_a_block_is_scaled_and_centred_potentials(case: str, features: int) -> N
         torch.testing.assert_close(block.sum(1).norm(dim=-1), torch.ones(2), rtol=1e-5, atol=0)
 
 
-def test_the_engine_and_the_sketch_have_the_same_potentials() -> None:
-    """A sketch's second block draws under the name that the engine gives to width 1."""
+def test_matching_and_the_sketch_have_the_same_potentials() -> None:
+    """A sketch's second block draws under the name that matching gives to width 1."""
     look = look_with(widths=(4.0, 1.0), draws=40, feature_draws=4)
     g = sketches.sketch(look).g[..., 20:]
-    plain = selection.Sketch((1.0,), 20, 2)
-    engine = selection.stacked_potentials(
-        look.model, look.q, look.data, plain, again(look).streams, "coreset"
+    plain = Selection(feature_draws=2)
+    engine = matching.matched_potentials(
+        look.model, look.q, look.data, plain, 20, again(look).streams
     )
     torch.testing.assert_close(g, scaled(engine), rtol=1e-5, atol=1e-7)
 
@@ -107,9 +108,9 @@ def test_the_path_has_two_centres_and_needs_the_last_choice() -> None:
     both = sketches.sketch(look).g
     assert both.shape[-1] == 64
     moved = look._replace(q=ahead, before=None)  # the same draws, by name, around the point ahead
-    log_p = potentials.log_likelihoods(
+    log_p = potentials.draw(
         look.model, moved.q, look.data, 32, again(look).streams, "coreset/1", 1
-    )
+    ).log_p
     expected = scaled(potentials.potentials(log_p, look.mask))
     torch.testing.assert_close(both[..., 32:], expected, rtol=1e-4, atol=1e-6)
     first = again(look)._replace(before=None)  # at the first choice there is no path
@@ -193,7 +194,7 @@ def logistic(k: int) -> tuple[Look, Tensor]:
 def fresh(look: Look, pi: Tensor) -> Tensor:
     """Potentials [1, n, S] at draws that no selector has seen."""
     data = ClientData(*(field[:1] for field in look.data))
-    log_p = potentials.log_likelihoods(look.model, pi, data, 200, streams(1, 99), "fresh")
+    log_p = potentials.draw(look.model, pi, data, 200, streams(1, 99), "fresh").log_p
     return potentials.potentials(log_p, look.mask[:1])
 
 
@@ -207,7 +208,7 @@ def test_choices_are_better_than_uniform_ones_here_and_four_sigma_away(fraction:
     here = look.q[:1]
     for pi, most in ((here, 0.1), (gaussian.widen(here, 4.0), 0.3), (away, 0.3)):
         g = fresh(look, pi).expand(COPIES, -1, -1)
-        quality = selection.judge(g, weight, look.k, look.mask)
+        quality = judge(g, weight, look.k, look.mask)
         assert float(quality.over_uniform.mean()) < most
 
 
@@ -216,7 +217,7 @@ def test_calibration_takes_most_of_the_spread_away() -> None:
     subset, which is in closed form; drawn weights alone, then calibrated ones."""
     look, _ = logistic(40)
     g = fresh(look, look.q[:1])
-    uniform = selection.judge(g, look.data.weight[:1], look.k[:1], look.mask[:1]).uniform
+    uniform = judge(g, look.data.weight[:1], look.k[:1], look.mask[:1]).uniform
     spread = []
     for shrink in (1e9, 0.1):
         settings = replace(look.settings, shrink=shrink)

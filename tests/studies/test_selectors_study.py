@@ -70,7 +70,8 @@ def test_every_row_is_chosen_anew_at_the_same_cadence() -> None:
         if row not in (FULL, ONCE, selectors.MATCHING):
             settings = config.resolve(flags=flags).settings
             assert isinstance(settings, coreset_pfedbayes.Config)
-            rule, passes = settings.renewal, coreset_pfedbayes.upkeep_of(settings, model).passes
+            rule = settings.renewal
+            passes = renewal.cost_of("calibrated", model, settings.selection)
             n = torch.tensor([10_000])
             often.add(int(renewal.interval(rule, passes, n, Work(20, 100), 1)))
             assert rule.moved == rule.stale == 0
@@ -90,9 +91,10 @@ def test_variations_are_renewed_as_often_as_the_default(
     name: str, model: Model, points: int
 ) -> None:
     """The numbers in ABLATED are what the default's budget comes to."""
-    upkeep = coreset_pfedbayes.upkeep_of(coreset_pfedbayes.Config(), model)
+    default = coreset_pfedbayes.Config()
+    passes = renewal.cost_of("calibrated", model, default.selection)
     n = torch.tensor([points])
-    every = renewal.interval(upkeep.rule, upkeep.passes, n, Work(20, 100), 1)
+    every = renewal.interval(default.renewal, passes, n, Work(20, 100), 1)
     found = {place.refresh_every for place in selectors.ABLATED if place.problem == name}
     assert found == {int(every)}
 

@@ -128,6 +128,7 @@ def check(config: Config) -> None:
 def build(config: Config, model: Model) -> Method:
     base = pfedbayes.build(config, model)
     how, when, printed = config.selection, config.renewal, config.preset == "paper"
+    cost = renewal.cost_of("calibrated", model, how)
     remembers = when.moved > 0 or how.around == "path"  # the posterior at the last selection
 
     def init(private: Tree, data: ClientData) -> Tree:
@@ -156,7 +157,7 @@ def build(config: Config, model: Model) -> Method:
         q, age, n = working["q"], state["age"], data.size
         k = subset_size(n, config.fraction)
         whole = k >= n  # the coreset is the data
-        every = renewal.interval(when, model, how, n, work, config.monte_carlo)
+        every = renewal.interval(when, cost, n, work, config.monte_carlo)
         old = (age < 0) | (age >= every)
         due = (old | renewal.has_moved(when, state, q)) & ~whole
         check = (age < 0) | (state["checked"] >= when.check_every)

@@ -39,14 +39,15 @@ def question_interval(rule: Renewal) -> int:
     return min(often)
 
 
-def interval(
-    rule: Renewal, model: Model, settings: Selection, n: Tensor, work: Work, draws: int
-) -> Tensor:
-    """[C] local steps between two selections, for clients of n points and K draws per step."""
+def interval(rule: Renewal, cost: float, n: Tensor, work: Work, draws: int) -> Tensor:
+    """[C] local steps between two selections, for clients of n points and K draws per step.
+
+    `cost` is that of a selection by the default selector, in forward passes per point.
+    """
     if rule.refresh_every:
         return torch.full_like(n, rule.refresh_every)
     step = STEP * work.batch * draws
-    wanted = cost("calibrated", model, settings) * n / (rule.budget * step)
+    wanted = cost * n / (rule.budget * step)
     return torch.round(wanted / LEAST).long().clamp_min(1) * LEAST
 
 
@@ -60,7 +61,7 @@ def has_moved(rule: Renewal, state: Tree, q: Tensor) -> Tensor:
     return steps.square().mean(-1).sqrt() > rule.moved
 
 
-def cost(selector: str, model: Model, settings: Selection) -> float:
+def cost_of(selector: str, model: Model, settings: Selection) -> float:
     """Forward passes of each point that a choice by this selector costs."""
     own = named(selector).passes
     if own is not None:
@@ -79,4 +80,4 @@ def passes(selector: str, model: Model, settings: Selection, n: Tensor, k: Tenso
         bound, asked = settings.selection_mb, settings.draws
         drawn = (draws_for(kept, points, asked, bound) for kept, points in pairs)
         each = [replace(settings, draws=draws) for draws in drawn]
-    return torch.tensor([cost(selector, model, one) for one in each], device=k.device)
+    return torch.tensor([cost_of(selector, model, one) for one in each], device=k.device)

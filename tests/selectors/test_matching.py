@@ -6,7 +6,7 @@ The uniform subset's expectation and the number of draws are in test_coreset_pfe
 from __future__ import annotations
 
 import itertools
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -20,8 +20,9 @@ from corefed.coreset import refit, solvers
 from corefed.coreset.problem import problem
 from corefed.models.likelihood import Categorical
 from corefed.models.network import mlp
-from corefed.selectors import potentials, selection
-from corefed.selectors.settings import Solver
+from corefed.selectors import matching, potentials
+from corefed.selectors.quality import judge
+from corefed.selectors.settings import Selection, Solver
 
 NAMES = [name for name in solvers.SOLVERS if name != "sparse-vi"]
 
@@ -40,15 +41,13 @@ def ragged() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def test_every_solver_with_and_without_shrinkage(name: str, shrink: float) -> None:
     g, y, k, mask = ragged()
 
-    def generators() -> list[torch.Generator]:
-        return [torch.Generator().manual_seed(c) for c in range(3)]
-
-    w = selection.solve(
-        g, y, k, mask, solver=name, iterations=0, shrink=shrink, generators=generators()
-    )
+    everyone = [Who(0, c) for c in range(3)]
+    settings: Any = {"solver": name, "shrink": shrink, "max_iterations": 50}
+    w = matching.solve(Selection(**settings), g, y, k, mask, Streams(everyone, 0))
     assert (w >= 0).all() and ((w > 0).sum(-1) <= k).all() and (w[~mask] == 0).all()
     posed = problem(g, k, mask, y)
-    plain = solvers.get(name)(posed, generators=generators()).w
+    generators = Streams(everyone, 0).generators("solver", host=True)
+    plain = solvers.get(name)(posed, iterations=50, generators=generators).w
     if shrink and name != "uniform":  # whose weights are n/k already
         plain = refit.refit(posed, plain > 0, mask.sum(-1) / k, shrink)
     assert torch.equal(w[:2], plain[:2])
@@ -59,7 +58,8 @@ def test_more_shrinkage_is_nearer_to_the_plain_weight() -> None:
     g, y, k, mask = ragged()
     gaps = []
     for shrink in (0.01, 1.0, 100.0):
-        w = selection.solve(g, y, k, mask, solver="exchange", iterations=0, shrink=shrink)
+        settings, streams = Selection(solver="exchange", shrink=shrink), Streams([Who(0, 0)] * 3, 0)
+        w = matching.solve(settings, g, y, k, mask, streams)
         gaps.append(float((w - (mask.sum(-1) / k).unsqueeze(-1))[w > 0].abs().max()))
     assert gaps[0] > gaps[1] > gaps[2]
     assert gaps[2] < 0.1
@@ -68,8 +68,10 @@ def test_more_shrinkage_is_nearer_to_the_plain_weight() -> None:
 def test_the_method_offers_every_solver_that_needs_no_posterior_of_its_own() -> None:
     assert set(get_args(Solver)) == set(NAMES)
     g, y, k, mask = ragged()
+    settings: Any = {"solver": "sparse-vi"}
+    streams = Streams([Who(0, 0)] * 3, 0)
     with pytest.raises(UserError, match="resample"):
-        selection.solve(g, y, k, mask, solver="sparse-vi", iterations=0, shrink=0.0)
+        matching.solve(Selection(**settings), g, y, k, mask, streams)
 
 
 def test_several_widths_are_stacked_with_equal_weight() -> None:
@@ -84,18 +86,20 @@ def test_several_widths_are_stacked_with_equal_weight() -> None:
     q = torch.stack([torch.randn(2, model.size, generator=draws), rho], 1)
 
     def stacked(*widths: float) -> Tensor:
-        sketch = selection.Sketch(widths, 60, 8)
-        streams = Streams([Who(0, c) for c in range(2)], 0)
-        return selection.stacked_potentials(model, q, data, sketch, streams, "coreset")
+        settings, streams = (
+            Selection(widths=widths, feature_draws=8),
+            Streams([Who(0, 0), Who(0, 1)], 0),
+        )
+        return matching.matched_potentials(model, q, data, settings, 60, streams)
 
     both = stacked(1.0, 4.0)
     assert both.shape == (2, 9, 60)
     assert (both[1, 6:] == 0).all()
     for block in both.split(30, -1):
         torch.testing.assert_close(block.sum(1).norm(dim=-1), torch.ones(2))
-    log_p = potentials.log_likelihoods(
+    log_p = potentials.draw(
         model, gaussian.widen(q, 4.0), data, 30, Streams([Who(0, 0), Who(0, 1)], 0), "coreset/4", 4
-    )
+    ).log_p
     wide = potentials.potentials(log_p, weight > 0)
     wide = wide / wide.sum(1).norm(dim=-1).view(-1, 1, 1)
     torch.testing.assert_close(both[..., 30:], wide)
@@ -105,7 +109,7 @@ def test_several_widths_are_stacked_with_equal_weight() -> None:
 
 def test_a_coreset_of_all_points_is_judged_perfect() -> None:
     g, _, _, mask = ragged()
-    quality = selection.judge(g, mask.double(), mask.sum(-1), mask)
+    quality = judge(g, mask.double(), mask.sum(-1), mask)
     assert (quality.error < 1e-28).all()
     assert (quality.uniform == 0).all()
     assert (quality.over_uniform < 1e-12).all()
@@ -121,7 +125,7 @@ def test_the_expected_error_of_uniform_subsets_is_their_mean() -> None:
         w = torch.zeros(1, 6).double()
         w[0, list(subset)] = 2.0
         errors.append(float(potentials.relative_error(g, w)))
-    expected = selection.judge(g, w, torch.tensor([3]), mask).uniform
+    expected = judge(g, w, torch.tensor([3]), mask).uniform
     assert float(expected) == pytest.approx(sum(errors) / len(errors), rel=1e-12)
 
 
@@ -129,19 +133,19 @@ def test_groups_hold_each_due_client_once_with_its_own_draws() -> None:
     weight = (torch.arange(50) < torch.tensor([[50], [30], [50], [10]])).float()
     data = ClientData(torch.zeros(4, 50, 2), torch.zeros(4, 50).long(), weight)
     k, due = torch.tensor([25, 3, 25, 2]), torch.tensor([True, True, True, False])
-    found = selection.groups(due, data, k, 0, 2048)
+    found = matching.groups(due, data, k, 0, 2048)
     assert sorted(row for rows, _ in found for row in rows) == [0, 1, 2]
     for rows, draws in found:
         assert len(rows) == 1  # on a CPU one after the other
         for row in rows:
             size = int(weight[row].sum())
-            assert draws == selection.draws_for(int(k[row]), size, 0, 2048)
-    assert selection.groups(torch.zeros(4).bool(), data, k, 0, 2048) == []
-    assert {draws for _, draws in selection.groups(due, data, k, 77, 2048)} == {77}
+            assert draws == matching.draws_for(int(k[row]), size, 0, 2048)
+    assert matching.groups(torch.zeros(4).bool(), data, k, 0, 2048) == []
+    assert {draws for _, draws in matching.groups(due, data, k, 77, 2048)} == {77}
 
 
 def test_sizes_are_rounded_up_by_an_eighth_at_most() -> None:
     for number in range(1, 3000):
-        size = selection.rounded_up(number)
+        size = matching.rounded_up(number)
         assert number <= size <= number * 1.125 + 1
-    assert len({selection.rounded_up(number) for number in range(1024, 2048)}) <= 9
+    assert len({matching.rounded_up(number) for number in range(1024, 2048)}) <= 9

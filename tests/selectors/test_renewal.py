@@ -18,11 +18,11 @@ from corefed.base.settings import from_flat
 from corefed.base.types import ClientData, Tree, Work
 from corefed.bayes import gaussian
 from corefed.methods import coreset_pfedbayes
-from corefed.methods.coreset_pfedbayes import Config, upkeep_of
+from corefed.methods.coreset_pfedbayes import Config
 from corefed.models.likelihood import Categorical
 from corefed.models.network import mlp
-from corefed.selectors import renewal, selection, sketches
-from corefed.selectors.settings import Renewal
+from corefed.selectors import matching, potentials, quality, renewal, sketches
+from corefed.selectors.settings import Renewal, Selection
 from corefed.selectors.subset import subset_size
 from corefed.settings.config import resolve
 from corefed.training import rounds
@@ -92,7 +92,7 @@ def test_the_interval_follows_the_budget() -> None:
     assert interval(n, Work(20, 50), 1) == [40, 160, 20]
     assert interval(n, work, 1, refresh_every=37) == [37] * 3
     model = mlp((784, 100, 10), Categorical(10))
-    assert upkeep_of(Config(), model).passes == pytest.approx(PASSES)
+    assert renewal.cost_of("calibrated", model, Selection()) == pytest.approx(PASSES)
 
 
 def test_choosing_costs_the_budget_as_a_part_of_training_on_all_data() -> None:
@@ -178,10 +178,10 @@ def test_what_was_looked_at_is_counted() -> None:
     torch.testing.assert_close(
         federation.private["subset.looked"], (CHOICE * times + CHECK * looks) * n
     )
-    settings = upkeep_of(federation.config, MODEL).settings
-    assert renewal.cost("calibrated", MODEL, settings) == pytest.approx(CHOICE)
+    settings = federation.config.selection
+    assert renewal.cost_of("calibrated", MODEL, settings) == pytest.approx(CHOICE)
     assert sketches.passes(MODEL, settings) == pytest.approx(CHOICE)
-    assert [renewal.cost(name, MODEL, settings) for name in ("craig", "random")] == [1.0, 0.0]
+    assert [renewal.cost_of(name, MODEL, settings) for name in ("craig", "random")] == [1.0, 0.0]
 
 
 def test_the_error_is_looked_at_first_and_every_so_often() -> None:
@@ -201,35 +201,33 @@ def test_the_recorded_error_is_that_of_the_coreset_on_fresh_draws() -> None:
     federation = Federation(Work(1, 10), chunk=1)
     q = federation.private["q"].clone()
     federation.train()
-    upkeep = upkeep_of(federation.config, MODEL)
     for row, size in enumerate(SIZES):
         own = ClientData(*(field[row : row + 1, :size] for field in federation.data))
         w = federation.private["subset.weight"][row : row + 1, :size]
-        plain = selection.Sketch((1.0,), 64, 1)
+        places = potentials.widen(q[row : row + 1], (1.0,), "check")
         streams = Streams([Who(0, row)], 0)
-        g = selection.stacked_potentials(MODEL, q[row : row + 1], own, plain, streams, "check")
+        g, _ = potentials.stack(MODEL, places, own, 64, 1, streams, scaled=False)
         k = subset_size(own.size, 0.3)
-        error, uniform = selection.judge(g, w, k, own.weight > 0)
+        error, uniform = quality.judge(g, w, k, own.weight > 0)
         assert float(federation.private["subset.held_out_error"][row]) == pytest.approx(
             float(error)
         )
         ratio = float(federation.private["subset.over_uniform"][row])
         assert ratio == pytest.approx(float(error / uniform))
-        again = upkeep.quality(q[row : row + 1], w, own, Streams([Who(0, row)], 0))
+        settings = (federation.config.selection, federation.config.renewal)
+        streams, due = Streams([Who(0, row)], 0), torch.tensor([True])
+        again = quality.measure(MODEL, q[row : row + 1], w, own, k, streams, settings, due)
         assert float(again.error) == pytest.approx(float(error))
 
 
 def test_a_client_whose_coreset_is_all_its_data_is_never_looked_at() -> None:
     federation = Federation(Work(20, 10), sizes=(40, 1, 3), fraction=0.7, stale=0.5, check_every=5)
     private = federation.train(3).private
-    assert torch.equal(
-        private["subset.weight"][1:], federation.data.weight[1:]
-    )  # 0.7 of 3 is 3 points
-    for figure in ("refreshes", "looked", "held_out_error", "over_uniform"):
-        assert (
-            private[f"subset.{figure}"][1:].tolist() == [0, 0]
-            and float(private[f"subset.{figure}"][0]) > 0
-        )
+    weight = private["subset.weight"]
+    assert torch.equal(weight[1:], federation.data.weight[1:])  # 0.7 of 3 is 3 points
+    for name in ("refreshes", "looked", "held_out_error", "over_uniform"):
+        first, *others = private[f"subset.{name}"].tolist()
+        assert others == [0, 0] and first > 0
 
 
 # Every selector, and both runtimes
@@ -247,10 +245,10 @@ def test_every_selector_trains(name: str) -> None:
     size = (private["subset.weight"] > 0).sum(-1)
     assert (size >= 1).all() and (size <= subset_size(federation.data.size, 0.3)).all()
     assert private["q"].isfinite().all()
-    settings = upkeep_of(federation.config, MODEL).settings
+    settings = federation.config.selection
     if name == "matching":  # max(2k, 200) draws
-        settings = replace(settings, draws=selection.draws_for(12, 40, 0, 2048))
-    passes = 3 * renewal.cost(name, MODEL, settings) + CHECK
+        settings = replace(settings, draws=matching.draws_for(12, 40, 0, 2048))
+    passes = 3 * renewal.cost_of(name, MODEL, settings) + CHECK
     torch.testing.assert_close(private["subset.looked"], passes * torch.tensor(SIZES).float())
 
 
