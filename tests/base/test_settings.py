@@ -62,6 +62,10 @@ class Tandem(Bicycle):
     """Who rides it."""
 
 
+BELOW_ONE = Annotated[Positive, Range(lambda v: v < 1, "below 1")]
+"""A range within a range."""
+
+
 def named(cls: type) -> dict[str, Setting]:
     return {each.name: each for each in list_settings(cls)}
 
@@ -115,6 +119,7 @@ def test_flat_and_back() -> None:
         (NotNegativeInt, [0, 7], [-1], "0 or more"),
         (Annotated[float, at_least(1e-6)], [1e-6], [9e-7], "at least 1e-06"),
         (Annotated[Positive, Unit("s"), ABLATION], [1.0], [0.0], "above 0"),
+        (BELOW_ONE, [0.5], [0.0, 1.0], "above 0 and below 1"),
         (tuple[float, ...], [(1.0, -2.0), ()], [], "a finite number"),
     ],
 )

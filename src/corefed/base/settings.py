@@ -22,7 +22,7 @@ import dataclasses
 import inspect
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import (
@@ -168,11 +168,19 @@ def _declared(cls: type[Any], group: str = "", given: object = MISSING) -> Itera
             group,
             kind,
             default,
-            ranges[-1] if ranges else None,
+            _joined(ranges),
             units[-1] if units else "",
             any(isinstance(each, Ablation) for each in beside),
             cls,
         )
+
+
+def _joined(ranges: Sequence[Range]) -> Range | None:
+    """A value must be in all of them."""
+    if len(ranges) < 2:
+        return ranges[0] if ranges else None
+    words = " and ".join(each.words for each in ranges)
+    return Range(lambda v: all(each.holds(v) for each in ranges), words)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

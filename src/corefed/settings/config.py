@@ -185,9 +185,10 @@ def resolve(
         values = {**_preset(method, str(values.get("preset", own.preset)), known), **values}
     if str(values.get("data", Run.data)).startswith(OWN) and not values.keys() & OWN_NOISE.keys():
         values |= OWN_NOISE
+    shared = {each.name for each in list_settings(Run)}
     experiment = Experiment(
-        from_flat(Run, {k: v for k, v in values.items() if known[k].owner is Run}),
-        from_flat(own, {k: v for k, v in values.items() if known[k].owner is not Run}),
+        from_flat(Run, {k: v for k, v in values.items() if k in shared}),
+        from_flat(own, {k: v for k, v in values.items() if k not in shared}),
     )
     check(experiment)
     return experiment

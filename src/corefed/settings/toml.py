@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corefed.base.errors import UserError, did_you_mean
-from corefed.base.settings import check, list_settings, to_flat
+from corefed.base.settings import check, from_flat, list_settings, to_flat
 from corefed.settings.values import parse, to_toml_value
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def table(content: Mapping[str, Any], cls: type[T], where: str) -> T:
     for each in settings:
         if each.default is dataclasses.MISSING and each.name not in values:
             raise UserError(f"{where} has no {each.name!r}.")
-    found = cls(**values)
+    found = from_flat(cls, values)
     check(found, where)
     return found
 

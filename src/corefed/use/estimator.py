@@ -44,9 +44,9 @@ FROM_FIT = {
 class Federation:
     """Personalised Bayesian federated learning on arrays in memory.
 
-    Every setting is given by name, and is one of those that `corefed methods NAME` lists: those of
-    every run (rounds, local_steps, hidden, ...) and those of the method (fraction, zeta, ...). None
-    stands for a setting's default.
+    Every setting is given by name, and is one of those that `corefed methods NAME --all` lists:
+    those of every run (rounds, local_steps, hidden, ...) and those of the method (fraction, zeta,
+    ...). None stands for a setting's default.
 
     Args:
         method: The method to train; `corefed methods` lists them.
