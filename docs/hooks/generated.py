@@ -19,7 +19,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer.models import ParameterInfo
 
-from corefed.base.pages import lines
+from corefed.base.tables import markdown_table
 from corefed.commands import cli
 from corefed.federation.rules import Rules
 from corefed.methods.registry import METHODS
@@ -90,7 +90,7 @@ def parameters(command: click.Command) -> list[str]:
         elif each.default not in (None, False, (), ""):
             text += f" Default: `{each.default}`."
         rows.append([f"`{named(each)}`", text])
-    return lines(["", "what it is"], rows)
+    return markdown_table(["", "what it is"], rows)
 
 
 def help_of(command: click.Command, parameter: click.Parameter) -> str | None:
@@ -155,4 +155,4 @@ def table(settings: list[describe.Setting]) -> list[str]:
         [f"`{name}`", cell(kind), f"`{default}`" if default else "", cell(text)]
         for name, kind, default, text in settings
     ]
-    return lines(["setting", "type", "default", "what it is"], rows)
+    return markdown_table(["setting", "type", "default", "what it is"], rows)

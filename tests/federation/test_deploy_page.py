@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from corefed.base.pages import lines
+from corefed.base.tables import markdown_table
 from corefed.federation.operate.processes import free_port
 from corefed.federation.rules import Rules
 from corefed.settings import describe
@@ -68,4 +68,4 @@ def test_the_commands_as_they_stand_there(tmp_path: Path) -> None:
 def test_every_rule_is_listed_with_what_it_does() -> None:
     """The table is made from the code: paste what this test expects."""
     rows = [[f"`{rule.name}`", f"`{rule.default}`", rule.text] for rule in describe.of_class(Rules)]
-    assert between("rules") == "\n".join(lines(["rule", "default", "what it does"], rows))
+    assert between("rules") == "\n".join(markdown_table(["rule", "default", "what it does"], rows))

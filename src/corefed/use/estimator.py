@@ -164,8 +164,7 @@ class Federation:
         """Write the folder of a run, which `corefed compare`, report, predict, export and `load`
         read; it must not hold one already."""
         ready, path = self._ready(), Path(folder)
-        if record.begun(path) or (path.exists() and not path.is_dir()):
-            raise UserError(f"{path} holds a run or is a file; save into another folder.")
+        record.Folder(path).refuse_existing("save into another folder")
         if self._trained is None:
             try:
                 shutil.copytree(ready.folder, path, dirs_exist_ok=True)
