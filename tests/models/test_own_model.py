@@ -376,7 +376,7 @@ REFUSED = {
     "own_nets:complex_numbers": "'weight' of the model own_nets:complex_numbers is of type torch.c",
     "own_nets:other_classes": "gives float32 of shape [4, 7] for 4 points; the data need",
     "own_nets:other_inputs": "fails for 4 points of shape (4,): RuntimeError: mat1 and mat2",
-    "own_nets:normed": "layer '1' (BatchNorm1d) keeps statistics of its batches",
+    "own_nets:normed": "Layer '1' (BatchNorm1d) keeps statistics of its batches",
     "own_nets:enormous": "has 2,400,000 parameters; training one client takes about 146 MB",
     "own_nets:ByHand": "gives another output for a point when others are in its batch",
     "own_nets:Alone": "fails for one point alone of shape (4,): ValueError",

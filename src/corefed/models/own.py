@@ -30,7 +30,14 @@ from torch import Tensor, nn
 
 from corefed.base.errors import UserError
 from corefed.models import network
-from corefed.models.checks import Point, line, output_of, refuse_what_cannot_be_stacked
+from corefed.models.checks import (
+    Point,
+    drops_out,
+    line,
+    output_of,
+    refuse_layers,
+    refuse_what_cannot_be_stacked,
+)
 from corefed.models.likelihood import Likelihood
 from corefed.models.names import MEMORY
 from corefed.models.network import Model
@@ -62,7 +69,7 @@ def build(
     shapes = _trained(module)
     size = sum(math.prod(each) for each in shapes.values())
     _refuse_large(name, size, 0, memory_mb)
-    network.refuse_what_vmap_cannot(module)
+    refuse_layers(module)
     output = output_of(module, point)
     _refuse_large(name, size, output.activation * batch, memory_mb)
     model = network.from_module(module, likelihood, last=output.last, activation=output.activation)
@@ -216,13 +223,7 @@ def _refuse_large(name: str, size: int, activations: int, memory_mb: int) -> Non
 
 def _notes(name: str, module: nn.Module) -> tuple[str, ...]:
     """One sentence where the module has dropout."""
-
-    def drops(layer: nn.Module) -> bool:
-        own = isinstance(layer, nn.modules.dropout._DropoutNd)
-        rate = getattr(layer, "p" if own else "dropout", 0)  # the latter of RNNs and attention
-        return isinstance(rate, int | float) and rate > 0
-
-    layers = [f"{k!r} ({type(v).__name__})" for k, v in module.named_modules() if drops(v)]
+    layers = [f"{k!r} ({type(v).__name__})" for k, v in module.named_modules() if drops_out(v)]
     if not layers:
         return ()
     return (
