@@ -39,7 +39,6 @@ from corefed.models.checks import (
     refuse_what_cannot_be_stacked,
 )
 from corefed.models.likelihood import Likelihood
-from corefed.models.names import MEMORY
 from corefed.models.network import Model
 
 Factory = Callable[..., object]
@@ -48,9 +47,13 @@ COPIES = 8 * 2 * 4
 """Bytes that a parameter takes in training: about eight copies of a mean and a deviation."""
 
 
+BUILT_IN = ("auto", "mlp", "cnn")
+"""What the setting `model` may be that is no code of the user's own."""
+
+
 def is_own(model: str) -> bool:
-    """Whether the setting `model` names code of the user's own."""
-    return ":" in model or model == MEMORY
+    """Whether the setting `model` stands for code of the user's own."""
+    return model not in BUILT_IN
 
 
 def build(
@@ -91,7 +94,7 @@ def build(
 
 def find(name: str) -> Factory:
     """The callable that `module:factory` names, looked for in the working folder first."""
-    if name == MEMORY:
+    if ":" not in name:
         raise UserError(
             "The network of this run was made in Python and has no module:factory to find it by; "
             "load it with Federation.load(folder, model=factory)."
@@ -112,14 +115,14 @@ def find(name: str) -> Factory:
 
 
 def name_of(factory: Factory) -> str:
-    """`module:factory` where that leads back to it, else the name for what is in memory alone."""
+    """`module:factory` where that leads back to it, else nothing."""
     module, name = (getattr(factory, each, "") for each in ("__module__", "__qualname__"))
     if module == "__main__" or not re.fullmatch(r"[\w.]+", f"{module}.{name}"):
-        return MEMORY  # also <lambda> and <locals>
+        return ""  # also <lambda> and <locals>
     found: object = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return f"{module}:{name}" if found is factory else MEMORY
+    return f"{module}:{name}" if found is factory else ""
 
 
 def _imported(path: str, name: str) -> object:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 
 from corefed.base.errors import UserError, did_you_mean
 from corefed.methods import registry
-from corefed.models.names import MEMORY
 from corefed.settings import ranges
 from corefed.settings.values import parse, to_toml_value
 
@@ -31,6 +30,10 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 """What `data` is in an experiment of a federation: each client's own."""
+
+MEMORY = "memory"
+"""What `data` is where arrays were handed over in Python, and `model` where a network was that no
+module:factory names."""
 
 OWN = ("table:", "npz:", MEMORY)
 """Beginnings of names of data whose regression targets are standardised."""

@@ -23,11 +23,10 @@ from corefed.methods import registry
 from corefed.models import cnn, own
 from corefed.models import network as models
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
-from corefed.models.names import MEMORY
 from corefed.models.network import Model
 from corefed.models.own import Factory
 from corefed.settings import ranges
-from corefed.settings.config import OWN, Experiment, Run
+from corefed.settings.config import MEMORY, OWN, Experiment, Run
 from corefed.training import local
 
 
