@@ -87,7 +87,7 @@ def predict(
     preparation = run.preparations[g]
     predictions.check(settings, preparation)
     given = inputs.read(points, preparation, client)
-    with _progress(len(given.x), predictions.BLOCK) as show:
+    with _progress(len(given.x), predictions.BLOCK, silent=json) as show:
         found = predictions.predict(
             run, client, given, settings, seed=seed, kind=kind, on_block=show
         )
@@ -129,10 +129,10 @@ def _refuse_place(out: Path, points: Path) -> None:
 
 
 @contextmanager
-def _progress(total: int, block: int) -> Iterator[Callable[[int], None]]:
+def _progress(total: int, block: int, *, silent: bool) -> Iterator[Callable[[int], None]]:
     """For inputs of several blocks; without a terminal, a line for each tenth of many blocks."""
     tenths = 0
-    with bars(silent=total <= block) as shown:
+    with bars(silent=silent or total <= block) as shown:
 
         def show(done: int) -> None:
             nonlocal tenths
