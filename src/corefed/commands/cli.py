@@ -20,7 +20,7 @@ from corefed.commands import (
     datasets,
     export,
     federation,
-    looking,
+    methods,
     personalize,
     predict,
     report,
@@ -44,7 +44,7 @@ app.command()(watch.watch)
 app.command(epilog=predict.EXAMPLES)(predict.predict)
 app.command(epilog=personalize.EXAMPLES)(personalize.personalize)
 app.command(epilog=export.EXAMPLES)(export.export)
-app.command()(looking.methods)
+app.command()(methods.methods)
 app.command()(datasets.datasets)
 app.command(epilog=coreset.EXAMPLES)(coreset.coreset)
 studies.add_to(app)
