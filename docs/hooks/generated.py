@@ -19,8 +19,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer.models import ParameterInfo
 
-from corefed.base.pages import lines
 from corefed.base.settings import Setting, list_settings
+from corefed.base.tables import markdown_table
 from corefed.commands import cli
 from corefed.federation.rules import Rules
 from corefed.methods.registry import METHODS
@@ -91,7 +91,7 @@ def parameters(command: click.Command) -> list[str]:
         elif each.default not in (None, False, (), ""):
             text += f" Default: `{each.default}`."
         rows.append([f"`{named(each)}`", text])
-    return lines(["", "what it is"], rows)
+    return markdown_table(["", "what it is"], rows)
 
 
 def help_of(command: click.Command, parameter: click.Parameter) -> str | None:
@@ -173,4 +173,4 @@ def table(settings: Sequence[Setting]) -> list[str]:
         ]
         for each in settings
     ]
-    return lines(["setting", "type", "range", "default", "what it is"], rows)
+    return markdown_table(["setting", "type", "range", "default", "what it is"], rows)

@@ -12,8 +12,8 @@ import typer
 
 from corefed.base.errors import UserError
 from corefed.commands.options import Json
-from corefed_studies import reproduce as experiments
 from corefed_studies.reproduce import NAMES
+from corefed_studies.reproduce import main as run_study
 
 # The command line's own help of a positional argument is not shown by every typer and click.
 REPRODUCE_NAMES = "Names:\n\n" + "\n\n".join(
@@ -60,9 +60,9 @@ def bench(
     """Measure speed, memory and quality on this machine."""
     _check_scale(scale)
     _check_jobs(jobs)
-    from corefed_studies import bench as benchmarks  # torch takes a second
+    from corefed_studies.bench import main as run_benchmark  # torch takes a second
 
-    benchmarks.main(name, device=device, out=out, scale=scale, page=page, jobs=jobs, results=source)
+    run_benchmark(name, device=device, out=out, scale=scale, page=page, jobs=jobs, results=source)
 
 
 def reproduce(
@@ -106,7 +106,7 @@ def reproduce(
     """
     _check_scale(scale)
     _check_jobs(jobs)
-    experiments.main(
+    run_study(
         name, scale, out, jobs=jobs, results=source, page=page, data=data, postcodes=postcodes
     )
 

@@ -130,7 +130,7 @@ def test_an_output_folder_that_holds_a_run(out: Path) -> None:
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     result = run(out)
     assert result.code == 2
-    assert "already holds a run" in result.err
+    assert "is not empty, it has experiment.toml; choose another --out, or go on" in result.err
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
 

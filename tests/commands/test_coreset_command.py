@@ -11,7 +11,7 @@ import torch
 from commands import Result, corefed
 
 from corefed.base.errors import UserError
-from corefed.commands.building import parse_size
+from corefed.commands.coreset import parse_size
 from corefed.coreset import SOLVERS, Coreset
 from corefed.coreset.shared import SharedBodies
 from corefed.models import network

@@ -123,6 +123,7 @@ def test_cuda_without_cuda(points: tuple[Tensor, Tensor], monkeypatch: pytest.Mo
     [
         ([nn.Dropout(0.5)], r"Layer '1' \(Dropout\) is in training mode"),
         ([nn.BatchNorm1d(3)], r"Layer '1' \(BatchNorm1d\) is in training mode"),
+        ([nn.MultiheadAttention(3, 1, dropout=0.5)], r"Layer '1' \(Multi.*\) is in training mode"),
         ([nn.BatchNorm1d(3, track_running_stats=False)], r"Layer '1' \(BatchNorm1d\) always"),
         ([nn.Flatten(0)], "logits are"),
     ],

@@ -25,7 +25,7 @@ from torch.utils.data import (
 
 from corefed.bayes import gaussian, regression
 from corefed.coreset import MeanField, build
-from corefed.coreset import draws as posteriors
+from corefed.coreset.draws import held, interpret
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_list_of_state_dicts_is_its_stack(points: tuple[Tensor, Tensor]) -> No
 def test_gaussian_draws_have_their_moments() -> None:
     """Sample mean and covariance of 20000 draws, within 5 standard errors of each entry."""
     L = torch.tensor([[1.0, 0.0], [0.8, 0.5]])
-    make = posteriors.interpret((torch.tensor([1.0, -1.0]), L)).make
+    make = interpret((torch.tensor([1.0, -1.0]), L)).make
     assert make is not None
     theta = make(20000, 0, "fitted").block(0, 20000)
     assert isinstance(theta, Tensor)
@@ -137,13 +137,13 @@ def test_gaussian_draws_have_their_moments() -> None:
 
 
 def test_draws_do_not_depend_on_their_blocks() -> None:
-    make = posteriors.interpret(POSTERIOR).make
+    make = interpret(POSTERIOR).make
     assert make is not None
     draws = make(10, 0, "fitted")
     whole, parts = draws.block(0, 10), [draws.block(0, 3), draws.block(3, 10)]
     assert torch.equal(whole, torch.cat(parts))  # type: ignore[arg-type]
-    kept = posteriors.held(draws, torch.device("cpu"), 1 << 20)
-    made_anew = posteriors.held(draws, torch.device("cpu"), 0)
+    kept = held(draws, torch.device("cpu"), 1 << 20)
+    made_anew = held(draws, torch.device("cpu"), 0)
     assert torch.equal(kept.block(4, 6), made_anew.block(4, 6))  # type: ignore[arg-type]
 
 

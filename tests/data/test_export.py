@@ -80,7 +80,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     refused = corefed("datasets", "--show=digits", "--clients=2", f"--write={tmp_path}")
     assert refused.code == 2 and "is not empty" in refused.err
     refused = corefed("datasets", "--show=digits", "--clients=2", f"--write={tmp_path / 'mine'}")
-    assert refused.code == 2 and "Not a directory" in refused.err
+    assert refused.code == 2 and "is a file" in refused.err
     assert os.listdir(tmp_path) == ["mine"]
     refused = corefed("datasets", f"--write={tmp_path / 'new'}")
     assert refused.code == 2 and "--write needs --show" in refused.err

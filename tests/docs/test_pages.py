@@ -10,6 +10,7 @@ import shutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import typer
@@ -25,12 +26,12 @@ from pages import (
     read,
 )
 
-from corefed.commands import cli, running
+from corefed.commands import cli
 from corefed.coreset import Coreset
 from corefed.methods import registry
-from corefed.settings import describe
+from corefed.settings import config, describe
 from corefed.settings.config import resolve
-from corefed.training import rounds
+from corefed.training import record, rounds
 
 ALL = [block for page in PAGES for block in blocks(page)]
 MARKED = [block for block in ALL if block.mark]
@@ -261,14 +262,15 @@ def test_corefed_run_is_accepted(
     reached = []
 
     def stop_before_training(
-        config: Path | None, flags: Mapping[str, object], assignments: Sequence[str], **rest: object
-    ) -> int:
-        if config is None and rest["resume"] is None:
+        path: Path | None, flags: Mapping[str, object], assignments: Sequence[str]
+    ) -> NoReturn:
+        if path is None:
             resolve(None, flags, assignments)
         reached.append(True)
-        return 0
+        raise SystemExit(0)
 
-    monkeypatch.setattr(running, "execute", stop_before_training)
+    monkeypatch.setattr(config, "resolve", stop_before_training)
+    monkeypatch.setattr(record.Folder, "refuse_missing", lambda folder: None)
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 0

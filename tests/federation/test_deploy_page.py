@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from corefed.base.pages import lines
 from corefed.base.settings import list_settings
+from corefed.base.tables import markdown_table
 from corefed.federation.operate.processes import free_port
 from corefed.federation.rules import Rules
 from corefed.training import record
@@ -69,4 +69,4 @@ def test_every_rule_is_listed_with_what_it_does() -> None:
     """The table is made from the code: paste what this test expects."""
     rules = list_settings(Rules)
     rows = [[f"`{rule.name}`", f"`{rule.default_words}`", rule.help] for rule in rules]
-    assert between("rules") == "\n".join(lines(["rule", "default", "what it does"], rows))
+    assert between("rules") == "\n".join(markdown_table(["rule", "default", "what it does"], rows))

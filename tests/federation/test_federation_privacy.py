@@ -18,14 +18,16 @@ from scipy import integrate, stats
 from test_runtimes import FEATURES, Row, build, every_method, loop
 from torch import Tensor
 
-from corefed.base import files, pages
+from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
+from corefed.base.tables import markdown_table
 from corefed.base.types import Tree, Update
 from corefed.federation.trust import checks, metric, privacy
 from corefed.settings import config
 from corefed.training.evaluate import evaluate
 from corefed.training.setup import prepare
+from corefed_studies.pages import Marked
 
 ROOT = Path(__file__).parents[2]
 
@@ -468,11 +470,11 @@ def epsilon_table() -> list[str]:
             spent = [privacy.epsilon(privacy.composed([mu] * rounds), 1e-5) for mu in views]
             rows.append([f"{noise:g}", f"{rounds}", *(f"{each:.3g}" for each in spent)])
     columns = ["noise", "rounds", "the server", "average of 3", "average of 10", "average of 100"]
-    return pages.lines(columns, rows)
+    return markdown_table(columns, rows)
 
 
 def test_the_pages_table_is_what_the_accountant_says() -> None:
-    part = pages.Marked(ROOT / "docs" / "privacy.md", "epsilon").part
+    part = Marked(ROOT / "docs" / "privacy.md", "epsilon").part
     assert part.strip().splitlines() == epsilon_table()
 
 

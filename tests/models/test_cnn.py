@@ -33,8 +33,8 @@ from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.models.network import Model
 from corefed.selectors.potentials import draw
 from corefed.settings.config import resolve
-from corefed.training import setup as experiment
 from corefed.training.local import chunk_for
+from corefed.training.setup import concrete, prepare
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 """Sums of some hundred products of numbers around 1 in float64, where one rounding is 1e-16."""
@@ -254,13 +254,13 @@ def test_networks_that_cannot_be(
 def test_the_record_says_which_network_and_scale() -> None:
     chosen = {"cifar10": "cnn", "digits": "mlp", "mnist": "mlp", "synthetic-linear": "mlp"}
     for data, model in chosen.items():
-        run = experiment.concrete(resolve(flags={"data": data})).run
+        run = concrete(resolve(flags={"data": data})).run
         assert (run.model, run.scale) == (model, "standard" if model == "cnn" else "unit")
     asked = resolve(flags={"data": "cifar10", "model": "mlp"})
-    assert experiment.concrete(asked).run.model == "mlp"
-    assert experiment.concrete(asked).run.scale == "unit"
+    assert concrete(asked).run.model == "mlp"
+    assert concrete(asked).run.scale == "unit"
     asked = resolve(flags={"data": "cifar10", "scale": "unit"})
-    assert experiment.concrete(asked).run.scale == "unit"
+    assert concrete(asked).run.scale == "unit"
 
 
 @pytest.mark.parametrize("value", ["", "0", "4,-1", "4.5"])
@@ -272,7 +272,7 @@ def test_channels_that_are_none(value: str) -> None:
 def test_a_run_on_flat_images() -> None:
     """digits are rows of 64 features, which a convolutional network folds up to 8 x 8."""
     flags = {"method": "fedavg", "clients": 2, "model": "cnn", "device": "cpu", "channels": "4,6"}
-    setup = experiment.prepare(resolve(flags=flags))
+    setup = prepare(resolve(flags=flags))
     # Two poolings leave 2 x 2 pixels of 6 channels; then 100 hidden units.
     assert setup.model.size == (9 * 4 + 4) + (9 * 4 * 6 + 6) + (24 * 100 + 100) + 1010
     assert setup.clients.chunk == 2
@@ -283,7 +283,7 @@ def test_a_run_on_flat_images() -> None:
 def test_tables_have_no_images() -> None:
     flags = {"data": "synthetic-linear", "model": "cnn", "device": "cpu"}
     with pytest.raises(UserError, match="needs images"):
-        experiment.prepare(resolve(flags=flags))
+        prepare(resolve(flags=flags))
 
 
 def test_chunks_leave_room_for_activations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,13 +144,13 @@ def test_batch_statistics_are_refused_by_name(layer: nn.Module, named: str) -> N
     module = nn.Sequential(OrderedDict(body=body, head=nn.Linear(3, 2)))
     with pytest.raises(UserError) as refused:
         from_module(module, Categorical(2))
-    assert str(refused.value).startswith(f"layer {named} keeps statistics of its batches")
+    assert str(refused.value).startswith(f"Layer {named} keeps statistics of its batches")
     assert "use nn.GroupNorm or nn.LayerNorm" in str(refused.value)
 
 
 def test_dropout_is_refused_by_name_unless_it_is_off() -> None:
     module = nn.Sequential(OrderedDict(linear=nn.Linear(4, 2), drop=nn.Dropout(0.5)))
-    with pytest.raises(UserError, match=r"layer 'drop' \(Dropout\) draws masks"):
+    with pytest.raises(UserError, match=r"Layer 'drop' \(Dropout\) is in training mode"):
         from_module(module, Categorical(2))
     from_module(module.eval(), Categorical(2))
 

@@ -20,7 +20,7 @@ from corefed.federation import client, server
 from corefed.federation.operate.folder import Client
 from corefed.federation.protocol import Task
 from corefed.federation.rules import Rules
-from corefed.models import own as own_model
+from corefed.models import own
 from corefed.models.likelihood import Categorical, Gaussian
 from corefed.models.network import Model, mlp
 from corefed.selectors.potentials import draw
@@ -249,7 +249,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def build(name: str, **more: Any) -> Model:
     given: dict[str, Any] = {"memory_mb": 64, "batch": 10, **more}
-    return own_model.build(name, (4,), Categorical(3), **given)
+    return own.build(name, (4,), Categorical(3), **given)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -273,18 +273,18 @@ def test_networks_that_can_be_used(nets: Path, name: str, size: int) -> None:
 
 
 def test_a_module_of_linear_layers_is_the_mlp(nets: Path) -> None:
-    own, by_hand = build("own_nets:make"), mlp((4, 8, 3), Categorical(3))
-    theta, x = normal(2, 5, own.size), normal(2, 6, 4, seed=1)
-    torch.testing.assert_close(own.forward(theta, x), by_hand.forward(theta, x))
-    assert own.head is not None and by_hand.head is not None
-    assert own.head[1:] == by_hand.head[1:]
-    ours, theirs = own.head.features(theta, x), by_hand.head.features(theta, x)
+    network, by_hand = build("own_nets:make"), mlp((4, 8, 3), Categorical(3))
+    theta, x = normal(2, 5, network.size), normal(2, 6, 4, seed=1)
+    torch.testing.assert_close(network.forward(theta, x), by_hand.forward(theta, x))
+    assert network.head is not None and by_hand.head is not None
+    assert network.head[1:] == by_hand.head[1:]
+    ours, theirs = network.head.features(theta, x), by_hand.head.features(theta, x)
     torch.testing.assert_close(ours, theirs)
     data = ClientData(x, torch.zeros(2, 6).long(), torch.ones(2, 6))
-    pi = torch.stack([normal(2, own.size), normal(2, own.size, seed=3)], 1)
+    pi = torch.stack([normal(2, network.size), normal(2, network.size, seed=3)], 1)
     one, other = (
         draw(each, pi, data, 12, Streams([Who(0, 0), Who(0, 1)], 0), "coreset", 3).log_p
-        for each in (own, by_hand)
+        for each in (network, by_hand)
     )
     torch.testing.assert_close(one, other)
 
@@ -322,7 +322,7 @@ def test_a_seed_is_a_start(nets: Path) -> None:
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert torch.equal(torch.get_rng_state(), state)
-    noisy = own_model.build(
+    noisy = own.build(
         "own_nets:make", (4,), Gaussian(3, 0.5, learn_noise=True), memory_mb=64, batch=10
     )
     mu = noisy.init(torch.Generator().manual_seed(0), 0.1)
@@ -376,7 +376,7 @@ REFUSED = {
     "own_nets:complex_numbers": "'weight' of the model own_nets:complex_numbers is of type torch.c",
     "own_nets:other_classes": "gives float32 of shape [4, 7] for 4 points; the data need",
     "own_nets:other_inputs": "fails for 4 points of shape (4,): RuntimeError: mat1 and mat2",
-    "own_nets:normed": "layer '1' (BatchNorm1d) keeps statistics of its batches",
+    "own_nets:normed": "Layer '1' (BatchNorm1d) keeps statistics of its batches",
     "own_nets:enormous": "has 2,400,000 parameters; training one client takes about 146 MB",
     "own_nets:ByHand": "gives another output for a point when others are in its batch",
     "own_nets:Alone": "fails for one point alone of shape (4,): ValueError",

@@ -406,6 +406,16 @@ def test_holm_by_hand() -> None:
     assert paired.holm([]) == []
 
 
+def test_holm_steps_down_and_stops() -> None:
+    """Against 0.05 / 4, / 3, / 2: 0.005 and 0.01 pass, 0.03 does not, nor does what follows."""
+    cases = {
+        (0.01, 0.04, 0.03, 0.005): [True, False, False, True],
+        (0.0125, 0.5, 0.5, 0.5): [True, False, False, False],
+    }
+    for values, rejected in cases.items():
+        assert [p <= 0.05 for p in paired.holm(values)] == rejected
+
+
 def test_runs_are_paired_by_points(made: Made) -> None:
     coreset, full, fedavg = gather.read(made.runs)
     found = paired.compare(full, coreset)

@@ -58,7 +58,7 @@ def run(tmp_path: Path) -> Path:
 def shown(folder: Path, **more: Any) -> str:
     out = io.StringIO()
     console = Console(file=out, width=100, color_system=None)
-    assert watch.watch(folder, console=console, clock=lambda: NOW, **more) == 0
+    assert watch.follow(folder, console=console, clock=lambda: NOW, **more) == 0
     return out.getvalue()
 
 
@@ -222,7 +222,7 @@ def live(run: Path, moments: list[Callable[[], None]]) -> tuple[int, str]:
     """Watch in a terminal; between looks, what happens next happens."""
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True, color_system=None)
-    code = watch.watch(
+    code = watch.follow(
         run, console=console, clock=lambda: NOW, sleep=lambda seconds: moments.pop(0)()
     )
     assert moments == []
@@ -260,7 +260,7 @@ def test_once_does_not_wait(run: Path) -> None:
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True, color_system=None)
     waited: list[float] = []
-    assert watch.watch(run, once=True, console=console, sleep=waited.append) == 0
+    assert watch.follow(run, once=True, console=console, sleep=waited.append) == 0
     assert waited == []
 
 
@@ -294,7 +294,7 @@ def test_plain_marks_where_a_terminal_has_no_others(run: Path) -> None:
     write(run, *(line(t, t / 10, metrics={"personal_accuracy": [t / 10]}) for t in (1, 2)))
     with (run / "out").open("w", encoding="ascii") as out:
         console = Console(file=out, width=100, color_system=None)
-        assert watch.watch(run, console=console, clock=lambda: NOW) == 0
+        assert watch.follow(run, console=console, clock=lambda: NOW) == 0
     assert "personal accuracy  _@  10.0 % to 20.0 %" in (run / "out").read_text()
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from commands import corefed
 
-from corefed.base import pages
 from corefed.base.types import ClientData
 from corefed.data.clients import FederatedData
 from corefed.training import newcomers
+from corefed_studies import pages
 from corefed_studies.reproduce import newcomer, results
 
 ROOT = Path(__file__).parents[2]

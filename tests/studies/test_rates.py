@@ -12,10 +12,10 @@ import torch
 from commands import corefed
 from scipy.stats import norm
 
-from corefed.base import pages
 from corefed.data import hoelder
 from corefed.models.likelihood import Gaussian
 from corefed.models.network import mlp
+from corefed_studies import pages
 from corefed_studies.reproduce import posterior_errors, rates, rates_shown, results, yardstick
 from corefed_studies.reproduce.rates_shown import CORESET, FULL, ONCE, PROCESS, REDRAWN
 from corefed_studies.theory.quantities import network_parameters, rate_exponent

@@ -12,7 +12,6 @@ import torch
 from commands import corefed
 from scipy.stats import ttest_rel
 
-from corefed.base import pages
 from corefed.base.errors import UserError
 from corefed.base.types import Work
 from corefed.methods import coreset_pfedbayes
@@ -21,6 +20,7 @@ from corefed.models.likelihood import Categorical, Gaussian
 from corefed.models.network import Model, mlp
 from corefed.selectors import renewal
 from corefed.settings import config
+from corefed_studies import pages
 from corefed_studies.bench import selectors as bench_selectors
 from corefed_studies.reproduce import results, selectors, selectors_aims, selectors_results
 from corefed_studies.reproduce import selectors_shown as shown
@@ -195,13 +195,6 @@ def test_a_single_seed_says_nothing() -> None:
     assert selectors_aims.said(found) == "+5.00"
     counts = verdicts.count([verdicts.Compared(Spot("digits", 5, 20), found)])
     assert counts == verdicts.Counts(1, 0, 0, 0, 0) and counts.at_or_above == 1
-
-
-def test_holm_steps_down_and_stops() -> None:
-    """Against 0.05 / 4, / 3, / 2: 0.005 and 0.01 pass, 0.03 does not, nor does what follows."""
-    assert verdicts.holm([0.01, 0.04, 0.03, 0.005]) == [True, False, False, True]
-    assert verdicts.holm([0.0125, 0.5, 0.5, 0.5]) == [True, False, False, False]
-    assert verdicts.holm([]) == []
 
 
 def cell_of(

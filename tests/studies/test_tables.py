@@ -11,11 +11,11 @@ import pytest
 from commands import corefed
 from rich.console import Console
 
-from corefed.base import pages
 from corefed.base.errors import UserError
 from corefed.methods.registry import METHODS
 from corefed.settings.config import resolve
 from corefed.training import record
+from corefed_studies import pages
 from corefed_studies.reproduce import cells, paper, results, table1, table2, table3
 from corefed_studies.reproduce.cells import Cell, Flags
 

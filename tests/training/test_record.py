@@ -151,7 +151,7 @@ def test_the_summary_of_a_shorter_run_does_not_outlive_it(
 def test_a_folder_with_any_trace_of_a_run_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
-    with pytest.raises(UserError, match="already holds a run"):
+    with pytest.raises(UserError, match=f"is not empty, it has {name}; choose another"):
         Folder(tmp_path).refuse_existing()
 
 

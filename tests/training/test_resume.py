@@ -35,8 +35,8 @@ SUICIDES = """
 import json, os, signal, sys
 import sklearn.datasets
 from corefed import train
-from corefed.commands import cli, running
-from corefed.training import record, setup
+from corefed.commands import cli
+from corefed.training import record, rounds, setup
 from corefed.methods import coreset_pfedbayes
 def die():
     os.kill(os.getpid(), signal.SIGKILL)

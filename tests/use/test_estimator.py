@@ -293,7 +293,7 @@ def test_saved_and_loaded_to_the_bit(federation: Federation, tmp_path: Path) -> 
     assert refitted.evaluate() == federation.evaluate()
     copied = Federation.load(again.save(tmp_path / "copy"))
     assert np.array_equal(copied.personal["east"].predict(x), again.personal["east"].predict(x))
-    with pytest.raises(UserError, match="holds a run or is a file; save into another folder"):
+    with pytest.raises(UserError, match=r"is not empty, it has .*; save into another folder"):
         federation.save(folder)
 
 

@@ -301,7 +301,7 @@ def test_refusals(made: dict[str, Made], tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     done = corefed("export", run, "--client=client 0", "--out", file)
-    assert done.code == 2 and "cannot be used as a folder" in done.err
+    assert done.code == 2 and "is a file" in done.err
 
 
 def test_json(made: dict[str, Made], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ then the folder is flushed too, since that step is an entry of the folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,17 +63,24 @@ def flush(folder: Path) -> None:
         os.close(handle)
 
 
-def refuse_filled(folder: Path, purpose: str) -> None:
-    """For what must not mix with other files: the folder is new or empty."""
+def refuse_existing(folder: Path, hint: str, *, among: Collection[str] = ()) -> None:
+    """Refuse to write where there are files: nothing is overwritten by a slip, nor mixed.
+
+    A folder that is new or empty will do. With `among`, only these files are in the way.
+    The sentence ends with the hint, which says what to do.
+    """
     if not folder.exists():
         return
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file; {hint}.")
     try:
-        names = os.listdir(folder)
+        # What an interrupted attempt has left has a name that is about to be written.
+        names = [name for name in os.listdir(folder) if not name.endswith(TEMPORARY)]
     except OSError as error:
-        raise UserError(f"{folder} cannot be used as a folder: {error.strerror}.") from error
-    # What an interrupted attempt has left has the names that are about to be written.
-    if any(not name.endswith(TEMPORARY) for name in names):
-        raise UserError(f"{folder} is not empty; name a new folder for {purpose}.")
+        raise UserError(f"{folder} cannot be read: {error.strerror}; {hint}.") from error
+    found = [name for name in among if (folder / name).exists()] if among else sorted(names)
+    if found:
+        raise UserError(f"{folder} is not empty, it has {found[0]}; {hint}.")
 
 
 def write_folder(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:

@@ -14,8 +14,20 @@ import typer
 
 from corefed import __version__
 from corefed.base.errors import UserError
-from corefed.commands import coreset, looking, methods, studies, training, using
-from corefed.commands.federation import app as federation
+from corefed.commands import (
+    compare,
+    coreset,
+    datasets,
+    export,
+    federation,
+    methods,
+    personalize,
+    predict,
+    report,
+    run,
+    studies,
+    watch,
+)
 
 app = typer.Typer(
     help="Personalised Bayesian federated learning on coresets.",
@@ -25,18 +37,18 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command(epilog=training.RUN_EXAMPLES)(training.run)
-app.command()(looking.compare)
-app.command(epilog=looking.REPORT_EXAMPLES)(looking.report)
-app.command()(looking.watch)
-app.command(epilog=using.PREDICT_EXAMPLES)(using.predict)
-app.command(epilog=using.PERSONALIZE_EXAMPLES)(using.personalize)
-app.command(epilog=using.EXPORT_EXAMPLES)(using.export)
+app.command(epilog=run.EXAMPLES)(run.run)
+app.command()(compare.compare)
+app.command(epilog=report.EXAMPLES)(report.report)
+app.command()(watch.watch)
+app.command(epilog=predict.EXAMPLES)(predict.predict)
+app.command(epilog=personalize.EXAMPLES)(personalize.personalize)
+app.command(epilog=export.EXAMPLES)(export.export)
 app.command()(methods.methods)
-app.command()(looking.datasets)
-app.command(epilog=coreset.CORESET_EXAMPLES)(coreset.coreset)
+app.command()(datasets.datasets)
+app.command(epilog=coreset.EXAMPLES)(coreset.coreset)
 studies.add_to(app)
-app.add_typer(federation, name="federation")
+app.add_typer(federation.app, name="federation")
 
 
 def _version(wanted: bool) -> None:

@@ -163,15 +163,15 @@ def resume(
 @app.command()
 def status(directory: Folder, json: Json = False) -> None:
     """Say who is connected, which runs there are, and who is missing."""
-    from corefed.federation.operate import status as about
+    from corefed.federation.operate import status
     from corefed.show import report
 
-    found = about.status(directory)
+    found = status.status(directory)
     if json:
         typer.echo(jsonlib.dumps(found, indent=1))
     else:
         typer.echo(f"The server {found['server']}.")
-        for table in about.tables(found):
+        for table in status.tables(found):
             report.console().print(table)
 
 

@@ -26,8 +26,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from corefed import __version__
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.coreset import draws as posteriors
-from corefed.coreset import likelihoods, modules, sources
+from corefed.coreset import draws, likelihoods, modules, sources
 from corefed.coreset.likelihoods import LogLikelihood
 
 SCHEMA = 1
@@ -93,10 +92,10 @@ class Coreset:
         if not stacked:
             values = self.call(theta, x, y)
             return (values * self.weights.to(values)).sum()
-        draws = posteriors.stacked(theta)
+        drawn = draws.stacked(theta)
         with torch.no_grad():
-            function = likelihoods.prepare(self.call, draws, x, y)
-            values = likelihoods.evaluate(function, draws, x, y, _BUDGET)
+            function = likelihoods.prepare(self.call, drawn, x, y)
+            values = likelihoods.evaluate(function, drawn, x, y, _BUDGET)
         return self.weights.to(values) @ values
 
     def attach(

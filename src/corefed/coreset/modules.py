@@ -13,12 +13,13 @@ from torch.func import functional_call
 from corefed.base.errors import UserError
 from corefed.coreset.draws import Theta
 from corefed.coreset.likelihoods import LogLikelihood
+from corefed.models.checks import refuse_layers
 
 
 def function_of(target: object, likelihood: object, noise: float) -> LogLikelihood:
     """The log-likelihood of a function (itself), or of a module read by a likelihood."""
     if isinstance(target, nn.Module):
-        _refuse_batch_statistics(target)
+        refuse_layers(target, stored_statistics=True)
         return _of_module(target, _reader(likelihood, noise))
     if not callable(target):
         raise UserError(
@@ -126,31 +127,3 @@ def _gaussian(output: Tensor, y: Tensor, noise: float) -> Tensor:
         else ((output - y.reshape(-1)) / noise).unsqueeze(1)
     )
     return (-0.5 * z.square() - math.log(noise) - 0.5 * math.log(2 * math.pi)).sum(1)
-
-
-def _refuse_batch_statistics(module: nn.Module) -> None:
-    """Layers that look at the batch, or draw at random, have no log-likelihood of one point."""
-    for name, layer in module.named_modules():
-        kind = type(layer).__name__
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None:
-            raise UserError(
-                f"Layer {name!r} ({kind}) always uses statistics of its batch, so a point has no "
-                "log-likelihood of its own; use nn.GroupNorm, or let it track running statistics."
-            )
-        normalises = isinstance(
-            layer, nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm
-        )
-        if normalises and layer.training and getattr(layer, "track_running_stats", False):
-            raise UserError(
-                f"Layer {name!r} ({kind}) is in training mode and uses statistics of its batch; "
-                "call .eval() on the module first."
-            )
-        random = isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0
-        random = random or (
-            isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout > 0
-        )
-        if random and layer.training:
-            raise UserError(
-                f"Layer {name!r} ({kind}) is in training mode and drops out at random; call "
-                ".eval() on the module first."
-            )

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from corefed.coreset import support as supports
 from corefed.coreset.nnls import nnls
 from corefed.coreset.problem import Problem
+from corefed.coreset.support import from_weights
 
 
 def refit(problem: Problem, support: Tensor, plain: Tensor, shrink: float) -> Tensor:
@@ -24,7 +24,7 @@ def refit(problem: Problem, support: Tensor, plain: Tensor, shrink: float) -> Te
     """
     if not bool(support.any()):
         return torch.zeros_like(support, dtype=problem.y.dtype)
-    chosen = supports.from_weights(problem, support.to(problem.y.dtype))
+    chosen = from_weights(problem, support.to(problem.y.dtype))
     x = _shrunk(chosen.gram, chosen.target, chosen.real, plain, shrink)
     return chosen._replace(x=x).weights(problem)
 
@@ -37,7 +37,7 @@ def choose_shrink(problem: Problem, support: Tensor, plain: Tensor) -> float:
     """
     if not bool(support.any()):
         return 0.0
-    chosen = supports.from_weights(problem, support.to(problem.y.dtype))
+    chosen = from_weights(problem, support.to(problem.y.dtype))
     y = problem.y.double()
     scale = y.square().sum(-1).clamp_min(torch.finfo(y.dtype).tiny)
     fold = torch.arange(y.shape[-1], device=y.device) % FOLDS

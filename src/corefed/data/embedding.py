@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
+from corefed.base.progress import bars
 from corefed.data import fetch, networks
 from corefed.data.networks import EMBEDDERS, Embedder
 from corefed.data.pictures import ImageSet, Pictures, UnreadableError, square, workers
@@ -144,16 +145,22 @@ def _computed(pictures: Pictures, name: str, embedder: Embedder, refuse: bool) -
             with torch.inference_mode():
                 x[rows] = apply(torch.stack(pixels))
 
+    title = "reading images" if name == "none" else f"embedding images by {name}"
+    starts = range(0, count, BATCH)
+    began = time.perf_counter()
     try:
         with (
             _quiet_decoders(),
-            _progress(name, count) as advance,
+            bars() as shown,
             workers(threads, lambda: torch.set_num_threads(1)) as pool,
         ):
-            for _ in pool.map(work, range(0, count, BATCH)):
-                advance(BATCH)
+            for start, _ in zip(starts, pool.map(work, starts), strict=True):
+                shown.show(title, min(start + BATCH, count), count)
     finally:
         torch.set_num_threads(threads)
+    seconds = time.perf_counter() - began
+    if seconds > 1:
+        _say(f"{title} took {seconds:.0f} s for {count}")
     return Features(x, readable)
 
 
@@ -163,26 +170,6 @@ def _quiet_decoders() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-@contextmanager
-def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr; where that is no terminal, one line at the end of what took a while."""
-    what = "reading images" if name == "none" else f"embedding images by {name}"
-    began = time.perf_counter()
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        yield lambda amount: None
-        return
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda amount: bar.advance(task, amount)
-    seconds = time.perf_counter() - began
-    if seconds > 1:
-        _say(f"{what} took {seconds:.0f} s for {total}")
 
 
 def _say(sentence: str) -> None:

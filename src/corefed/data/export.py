@@ -21,7 +21,7 @@ from corefed.data.partition import Split
 
 def write(dataset: Dataset, splits: Sequence[Split], folder: Path) -> None:
     """All clients' files, or none, into a folder that is new or empty."""
-    files.refuse_filled(folder, "the clients' data")
+    files.refuse_existing(folder, "name a new folder for the clients' data")
     files.write_folder(folder, _contents(dataset, splits))
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
 
 from corefed.base.errors import UserError
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from corefed.base.progress import Bars, bars
 
 DATA_VARIABLE = "COREFED_DATA"
 CACHE_VARIABLE = "COREFED_CACHE"
@@ -76,44 +73,28 @@ def _download(url: str, target: Path, md5: str, place: str) -> Path:
     import pooch
 
     try:
-        with _DownloadBar(target.name) as bar:
-            downloader = pooch.HTTPDownloader(progressbar=bar, timeout=30)
+        with bars(keep=True) as shown:
+            downloader = pooch.HTTPDownloader(progressbar=_Bar(shown, target.name), timeout=30)
             pooch.retrieve(url, f"md5:{md5}", target.name, target.parent, downloader=downloader)
     except (OSError, ValueError) as error:  # requests' errors are OSErrors; ValueError: wrong MD5
         raise UserError(f"Could not download {url}: {error}. {place}") from error
     return target
 
 
-class _DownloadBar:
-    """The four calls pooch makes on a progress bar, drawn by rich where it is installed."""
+class _Bar:
+    """What pooch asks of a progress bar. It sets `total`, in bytes."""
 
-    def __init__(self, label: str) -> None:
-        self.total = 0
-        self._progress: Progress | None = None
-        try:
-            from rich.console import Console
-            from rich.progress import Progress
-        except ImportError:
-            return
-        self._progress = Progress(console=Console(stderr=True))
-        self._task = self._progress.add_task(label, total=None)
-
-    def __enter__(self) -> Self:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+    def __init__(self, shown: Bars, title: str) -> None:
+        self._shown, self._title = shown, title
+        self._done = self.total = 0
 
     def update(self, amount: int) -> None:
-        if self._progress is not None:
-            self._progress.update(self._task, total=self.total or None, advance=amount)
+        self._done += amount
+        text = f"{self._done / 1e6:.1f} MB"
+        self._shown.show(self._title, self._done, self.total or None, text)
 
     def reset(self) -> None:
-        if self._progress is not None:
-            self._progress.reset(self._task)
+        self._done = 0
 
     def close(self) -> None:
-        """`__exit__` closes, because pooch does not call this when a download fails."""
+        """`bars` closes, because pooch does not call this when a download fails."""

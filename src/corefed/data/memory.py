@@ -23,8 +23,7 @@ from corefed.data import clients, held_out
 from corefed.data.clients import FederatedData
 from corefed.data.dataset import Dataset
 from corefed.data.partition import Split
-from corefed.models.names import MEMORY
-from corefed.settings.config import Run
+from corefed.settings.config import MEMORY, Run
 
 Array = npt.NDArray[Any]
 Clients = Mapping[Any, Sequence[Any]]

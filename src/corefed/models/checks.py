@@ -8,13 +8,15 @@ draws go through `torch.func.vmap`, which asks that no tensor be written to in p
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from corefed.base.errors import UserError
-from corefed.models.network import Model
+
+if TYPE_CHECKING:
+    from corefed.models.network import Model
 
 POINTS = 4
 TOLERANCE = 1e-3
@@ -54,6 +56,47 @@ class Point(NamedTuple):
                 f"{[len(x), self.outputs]}, one for each class or target."
             )
         return output
+
+
+def refuse_layers(module: nn.Module, *, stored_statistics: bool = False) -> None:
+    """Refuse layers whose output for a point depends on chance or on other points.
+
+    A posterior over weights cannot use statistics of batches, not even stored ones. Where weights
+    are given, a layer in evaluation mode may use those it has stored: `stored_statistics`.
+    """
+    for name, layer in module.named_modules():
+        what = f"Layer {name!r} ({type(layer).__name__})"
+        if layer.training and drops_out(layer):
+            raise UserError(
+                f"{what} is in training mode and drops out at random; call .eval() on the module "
+                "first, or leave the layer out."
+            )
+        if not isinstance(layer, nn.modules.batchnorm._NormBase) or not (
+            isinstance(layer, nn.modules.batchnorm._BatchNorm) or layer.track_running_stats
+        ):
+            continue
+        if not stored_statistics:
+            raise UserError(
+                f"{what} keeps statistics of its batches, which have no meaning for a posterior "
+                "over weights; use nn.GroupNorm or nn.LayerNorm."
+            )
+        if layer.running_mean is None:
+            raise UserError(
+                f"{what} always uses statistics of its batch, so a point has no log-likelihood of "
+                "its own; use nn.GroupNorm, or let it track running statistics."
+            )
+        if layer.training:
+            raise UserError(
+                f"{what} is in training mode and uses statistics of its batch; call .eval() on "
+                "the module first."
+            )
+
+
+def drops_out(layer: nn.Module) -> bool:
+    """Whether a layer has dropout, though it may be off: in evaluation mode."""
+    own = isinstance(layer, nn.modules.dropout._DropoutNd)
+    rate = getattr(layer, "p" if own else "dropout", 0)  # the latter of RNNs and attention
+    return isinstance(rate, int | float) and rate > 0
 
 
 class Output(NamedTuple):

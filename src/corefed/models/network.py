@@ -19,6 +19,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from corefed.base.errors import UserError
+from corefed.models.checks import refuse_layers
 from corefed.models.likelihood import Likelihood
 
 Forward = Callable[[Tensor, Tensor], Tensor]
@@ -116,7 +117,7 @@ def from_module(
     `activation`, the numbers that a point leaves for back-propagation, bounds what a pass without
     gradients takes at once.
     """
-    refuse_what_vmap_cannot(module)
+    refuse_layers(module)
     named = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
     frozen |= {name: b.detach() for name, b in module.named_buffers()}
@@ -209,19 +210,3 @@ def with_noise(mu: Tensor, likelihood: Likelihood) -> Tensor:
         return mu
     noise = float(getattr(likelihood, "noise", 1.0))
     return torch.cat([mu, torch.full((likelihood.extra,), math.log(noise))])
-
-
-def refuse_what_vmap_cannot(module: nn.Module) -> None:
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.training and layer.p > 0:
-            raise UserError(
-                f"layer '{name}' ({type(layer).__name__}) draws masks of its own, in place of "
-                "which there is a posterior here; call .eval() on the module or leave the layer out"
-            )
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or (
-            isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
-        ):
-            raise UserError(
-                f"layer '{name}' ({type(layer).__name__}) keeps statistics of its batches, which "
-                "have no meaning for a posterior over weights; use nn.GroupNorm or nn.LayerNorm"
-            )

@@ -29,9 +29,15 @@ from torch import Tensor, nn
 
 from corefed.base.errors import UserError, did_you_mean
 from corefed.models import network
-from corefed.models.checks import Point, line, output_of, refuse_what_cannot_be_stacked
+from corefed.models.checks import (
+    Point,
+    drops_out,
+    line,
+    output_of,
+    refuse_layers,
+    refuse_what_cannot_be_stacked,
+)
 from corefed.models.likelihood import Likelihood
-from corefed.models.names import MEMORY
 from corefed.models.network import Model
 
 Factory = Callable[..., object]
@@ -40,9 +46,13 @@ COPIES = 8 * 2 * 4
 """Bytes that a parameter takes in training: about eight copies of a mean and a deviation."""
 
 
+BUILT_IN = ("auto", "mlp", "cnn")
+"""What the setting `model` may be that is no code of the user's own."""
+
+
 def is_own(model: str) -> bool:
-    """Whether the setting `model` names code of the user's own."""
-    return ":" in model or model == MEMORY
+    """Whether the setting `model` stands for code of the user's own."""
+    return model not in BUILT_IN
 
 
 def build(
@@ -61,7 +71,7 @@ def build(
     shapes = _trained(module)
     size = sum(math.prod(each) for each in shapes.values())
     _refuse_large(name, size, 0, memory_mb)
-    network.refuse_what_vmap_cannot(module)
+    refuse_layers(module)
     output = output_of(module, point)
     _refuse_large(name, size, output.activation * batch, memory_mb)
     model = network.from_module(module, likelihood, last=output.last, activation=output.activation)
@@ -83,7 +93,7 @@ def build(
 
 def find(name: str) -> Factory:
     """The callable that `module:factory` names, looked for in the working folder first."""
-    if name == MEMORY:
+    if ":" not in name:
         raise UserError(
             "The network of this run was made in Python and has no module:factory to find it by; "
             "load it with Federation.load(folder, model=factory)."
@@ -104,14 +114,14 @@ def find(name: str) -> Factory:
 
 
 def name_of(factory: Factory) -> str:
-    """`module:factory` where that leads back to it, else the name for what is in memory alone."""
+    """`module:factory` where that leads back to it, else nothing."""
     module, name = (getattr(factory, each, "") for each in ("__module__", "__qualname__"))
     if module == "__main__" or not re.fullmatch(r"[\w.]+", f"{module}.{name}"):
-        return MEMORY  # also <lambda> and <locals>
+        return ""  # also <lambda> and <locals>
     found: object = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return f"{module}:{name}" if found is factory else MEMORY
+    return f"{module}:{name}" if found is factory else ""
 
 
 def _imported(path: str, name: str) -> object:
@@ -214,13 +224,7 @@ def _refuse_large(name: str, size: int, activations: int, memory_mb: int) -> Non
 
 def _notes(name: str, module: nn.Module) -> tuple[str, ...]:
     """One sentence where the module has dropout."""
-
-    def drops(layer: nn.Module) -> bool:
-        own = isinstance(layer, nn.modules.dropout._DropoutNd)
-        rate = getattr(layer, "p" if own else "dropout", 0)  # the latter of RNNs and attention
-        return isinstance(rate, int | float) and rate > 0
-
-    layers = [f"{k!r} ({type(v).__name__})" for k, v in module.named_modules() if drops(v)]
+    layers = [f"{k!r} ({type(v).__name__})" for k, v in module.named_modules() if drops_out(v)]
     if not layers:
         return ()
     return (

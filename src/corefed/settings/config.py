@@ -33,7 +33,6 @@ from corefed.base.settings import (
     to_flat,
 )
 from corefed.methods import registry
-from corefed.models.names import MEMORY
 from corefed.settings.values import parse, to_toml_value
 
 if TYPE_CHECKING:
@@ -42,6 +41,10 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 """What `data` is in an experiment of a federation: each client's own."""
+
+MEMORY = "memory"
+"""What `data` is where arrays were handed over in Python, and `model` where a network was that no
+module:factory names."""
 
 OWN = ("table:", "npz:", MEMORY)
 """Beginnings of names of data whose regression targets are standardised."""

@@ -120,7 +120,7 @@ class Reader:
         self._lines, self._end = [], 0
 
 
-def watch(
+def follow(
     path: Path,
     *,
     once: bool = False,

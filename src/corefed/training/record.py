@@ -70,16 +70,10 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def refuse_existing(self) -> None:
+    def refuse_existing(self, hint: str = "") -> None:
         """Two runs must not mix, and a result must not be overwritten by a slip."""
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.path} is a file; --out needs a folder.")
-        for name in (EXPERIMENT, ROUNDS, SUMMARY, STATE):
-            if (self.path / name).exists():
-                raise UserError(
-                    f"{self.path} already holds a run ({name}); choose another --out, or go on "
-                    f"with it by --resume {self.path}."
-                )
+        hint = hint or f"choose another --out, or go on with the run by --resume {self.path}"
+        files.refuse_existing(self.path, hint, among=(EXPERIMENT, ROUNDS, SUMMARY, STATE))
 
     def refuse_missing(self) -> None:
         if not begun(self.path):

@@ -23,10 +23,9 @@ from corefed.methods import registry
 from corefed.models import cnn, own
 from corefed.models import network as models
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
-from corefed.models.names import MEMORY
 from corefed.models.network import Model
 from corefed.models.own import Factory
-from corefed.settings.config import OWN, Experiment, Run, check_cohort
+from corefed.settings.config import MEMORY, OWN, Experiment, Run, check_cohort
 from corefed.training import local
 
 

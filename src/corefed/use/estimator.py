@@ -19,13 +19,11 @@ from torch import nn
 
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.data import classes as naming
 from corefed.data import memory
+from corefed.data.classes import numbered
 from corefed.data.memory import Array, Clients, Pool
-from corefed.models import own as own_model
-from corefed.models.names import MEMORY
-from corefed.models.own import Factory
-from corefed.settings.config import Experiment, resolve, to_dict
+from corefed.models.own import Factory, name_of
+from corefed.settings.config import MEMORY, Experiment, resolve, to_dict
 from corefed.training import checkpoint, fitted, record, rounds
 from corefed.training.fitted import Fitted
 from corefed.training.progress import progress
@@ -164,8 +162,7 @@ class Federation:
         """Write the folder of a run, which `corefed compare`, report, predict, export and `load`
         read; it must not hold one already."""
         ready, path = self._ready(), Path(folder)
-        if record.begun(path) or (path.exists() and not path.is_dir()):
-            raise UserError(f"{path} holds a run or is a file; save into another folder.")
+        record.Folder(path).refuse_existing("save into another folder")
         if self._trained is None:
             try:
                 shutil.copytree(ready.folder, path, dirs_exist_ok=True)
@@ -207,7 +204,7 @@ class Federation:
         if about:
             classes: Array = np.array(about["classes"], dtype=about["dtype"])
         else:
-            classes = np.array([int(x) for x in labels] if naming.numbered(labels) else labels)
+            classes = np.array([int(x) for x in labels] if numbered(labels) else labels)
         found = cls(**_parameters(ready.experiment, model, about.get("test_fraction", 0.2)))
         found._fitted, found._names = ready, about.get("clients", ready.names)
         summary, lines = record.read(path)
@@ -279,7 +276,7 @@ def _shown(notes: Sequence[str], total: int) -> Iterator[Any]:
 def _model_name(model: str | Factory | None) -> str:
     if model is None:
         return "auto"
-    return model if isinstance(model, str) else own_model.name_of(model)
+    return model if isinstance(model, str) else name_of(model) or MEMORY
 
 
 def _of_data(

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from corefed.base import pages
 from corefed.base.device import device_for
 from corefed.base.errors import UserError
+from corefed_studies import pages
 from corefed_studies.reproduce import (
     results,
     selectors,

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 
-from corefed.base import pages
+from corefed.base.progress import bars
 from corefed.bayes import regression
 from corefed.bayes.regression import Normal
 from corefed.coreset import aiht, problem, solvers
 from corefed.coreset.problem import Problem
+from corefed_studies import pages
 from corefed_studies.reproduce import curves, figure2
 
 
@@ -112,12 +112,11 @@ def measure_all(
     full = case.full()
     g = _drawn(case, full, setting.draws, 0).to(device)
     fresh = _drawn(case, full, setting.fresh, 1).to(device)
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task(name, total=len(jobs))
-        for job in jobs:
-            bar.update(task, description=f"{name}, k = {job['k']}, {job['solver']}")
+    with bars(console=console) as shown:
+        for done, job in enumerate(jobs):
+            text = f"{done}/{len(jobs)}, k = {job['k']}, {job['solver']}"
+            shown.show(name, done, len(jobs), text)
             kept.add({**job, **measure(case, full, g, fresh, job["solver"], job["k"])})
-            bar.advance(task)
     console.print(f"{name}: done")
 
 

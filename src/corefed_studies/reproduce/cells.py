@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from corefed.base.errors import UserError
-from corefed.commands.running import stop_on_interrupt
+from corefed.base.progress import bars
 from corefed.settings import config
 from corefed.settings.config import resolve
 from corefed.training import record, rounds
+from corefed.training.interrupt import stop_on_interrupt
 from corefed.training.setup import concrete
 
 Flags = dict[str, object]
@@ -84,12 +84,11 @@ def outcomes(cells: Sequence[Cell], folder: Path, console: Console, jobs: int = 
     jobs = min(len(missing), jobs or default_jobs())
     total = sum(resolve(flags=cell.flags).run.rounds for cell in cells)
     failures: dict[tuple[str, str], str] = {}
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=30))
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("rounds of all cells", total=total)
+    with bars(console=console) as shown:
 
         def show() -> None:
-            bar.update(task, completed=sum(_rounds(cell, folder) for cell in cells))
+            done = sum(_rounds(cell, folder) for cell in cells)
+            shown.show("rounds of all cells", done, total)
 
         def ended(cell: Cell, failure: str) -> None:
             if failure:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from corefed.base import pages
 from corefed.base.errors import UserError
+from corefed.base.tables import markdown_table
 from corefed.coreset import solvers
 from corefed.coreset.problem import Problem, Solution
 from corefed.training.record import over_seeds
@@ -154,7 +154,7 @@ def table(
         ]
         for label in rows
     ]
-    return [*pages.lines(["", *columns], body), ""]
+    return [*markdown_table(["", *columns], body), ""]
 
 
 # Colours that eyes of every kind tell apart; one colour a family of solvers.

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from corefed.base import rng
 from corefed.base.errors import UserError
+from corefed.base.progress import track
 from corefed.bayes import regression
 from corefed.bayes.regression import Normal, kl, linear_posterior
 from corefed.coreset import solvers
@@ -207,7 +207,7 @@ def jobs(setting: Setting) -> Iterator[tuple[dict[str, Any], Contender]]:
 def measure_all(places: Positions, setting: Setting, kept: curves.Kept, console: Console) -> None:
     wanted = [job for job in jobs(setting) if job[0] not in kept]
     this: Trial | None = None
-    for key, contender in track(wanted, "solvers", console=console, transient=True):
+    for key, contender in track(wanted, "solvers", console):
         if this is None or this.number != key["trial"]:
             this = trial(places, setting, key["trial"])
         _, line = measure(this, setting, key["kind"], contender, key["k"])

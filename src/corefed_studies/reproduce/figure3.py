@@ -7,11 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from corefed.base.progress import track
 from corefed.bayes import gaussian
 from corefed.settings.config import Experiment, resolve
 from corefed.training.setup import prepare
 from corefed_studies.reproduce.cells import MATCHING, Flags
-from corefed_studies.reproduce.stepwise import Curves, advance, kept, picture, progress, table
+from corefed_studies.reproduce.stepwise import Curves, advance, kept, picture, table
 
 KINDS: dict[str, Flags] = {
     "full data": {"method": "pfedbayes"},
@@ -50,7 +51,7 @@ def divergences(experiments: dict[str, Experiment]) -> Curves:
     servers = {label: setup.servers for label, setup in setups.items()}
     first = next(iter(setups))
     curves: Curves = {label: [] for label in setups if label != first}
-    for t in progress(setups[first].experiment.run.rounds, "rounds of all"):
+    for t in track(range(setups[first].experiment.run.rounds), "rounds of all"):
         for label, setup in setups.items():
             servers[label] = advance(setup, servers[label], t)
         q = setups[first].clients.private["q"]

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from corefed.base.progress import track
 from corefed.bayes import gaussian
 from corefed.settings.config import Experiment, resolve
 from corefed.training.setup import prepare
 from corefed_studies.reproduce.cells import Flags
-from corefed_studies.reproduce.stepwise import Curves, advance, kept, picture, progress, table
+from corefed_studies.reproduce.stepwise import Curves, advance, kept, picture, table
 
 TERMS = {"with the KL term": 1.0, "without it": 0.0}
 
@@ -43,7 +44,7 @@ def training_losses(experiments: dict[str, Experiment]) -> Curves:
         setup = prepare(experiment)
         servers, curve = setup.servers, curves.setdefault(label, [])
         data, rows = setup.clients.data, range(len(setup.clients.who))
-        for t in progress(experiment.run.rounds, label):
+        for t in track(range(experiment.run.rounds), label):
             servers = advance(setup, servers, t)
             noise = setup.clients.streams(rows, t).normal("evaluate", 4, setup.model.size)
             theta = gaussian.sample(setup.clients.private["q"], noise)

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from corefed.base import rng
+from corefed.base.progress import track
 from corefed.bayes.regression import Family, Normal, kl, laplace, logistic, poisson, potentials
 from corefed.coreset import solvers
 from corefed.coreset.problem import Problem, problem
@@ -82,7 +82,7 @@ def reproduce(name: str, scale: str, folder: Path, console: Console) -> None:
     setting = SETTINGS[scale]
     settings = setting._asdict()
     checks = curves.Kept(folder / "glm-mcmc.jsonl", settings, ("set",))
-    for each in track(setting.sets, "Monte Carlo", console=console, transient=True):
+    for each in track(setting.sets, "Monte Carlo", console):
         if {"set": each} not in checks:
             checks.add({"set": each} | check(load(each), setting))
     kept = curves.Kept(folder / "glm.jsonl", settings, ("set", "seed", "solver", "k"))
@@ -199,7 +199,7 @@ def jobs(setting: Setting) -> Iterator[tuple[dict[str, Any], Contender]]:
 def measure_all(setting: Setting, kept: curves.Kept, checks: curves.Kept, console: Console) -> None:
     wanted = [job for job in jobs(setting) if job[0] not in kept]
     this: Regression | None = None
-    for key, contender in track(wanted, "solvers", console=console, transient=True):
+    for key, contender in track(wanted, "solvers", console):
         if this is None or this.name != key["set"]:
             this = load(key["set"])
         mcmc = checks.lines[(key["set"],)]

@@ -19,10 +19,10 @@ from typing import Any, Unpack
 
 import torch
 from rich.console import Console
-from rich.progress import track
 
-from corefed.base import files, pages
+from corefed.base import files
 from corefed.base.panels import panels
+from corefed.base.progress import track
 from corefed.base.rng import SERVER, Streams, Who, generator
 from corefed.base.types import ClientData
 from corefed.data.clients import FederatedData
@@ -31,6 +31,7 @@ from corefed.settings.config import resolve, to_dict
 from corefed.training import evaluate, fitted, newcomers, record, rounds
 from corefed.training.fitted import Fitted
 from corefed.training.setup import concrete, load, network
+from corefed_studies import pages
 from corefed_studies.reproduce.cells import MATCHING, Flags
 from corefed_studies.reproduce.results import Results
 from corefed_studies.reproduce.tables import Options, show
@@ -95,7 +96,7 @@ def _study(data: str, own: Flags, folder: Path, console: Console) -> list[Measur
         for m in _sizes(int(everyone.train.size[g * CLIENTS + client]))
         if (experiment.run.seeds[g], client, m) not in known
     ]
-    for g, client, m in track(todo, "newcomers", console=console, transient=True):
+    for g, client, m in track(todo, "newcomers", console):
         newcomer = few(everyone, g, client, m, experiment.run.seeds[g])
         about = {"data": data, "seed": experiment.run.seeds[g], "client": client, "points": m}
         lines += [{**about, **each} for each in ways(model, newcomer, experiment.run.seeds[g])]

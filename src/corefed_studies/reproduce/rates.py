@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 from rich.console import Console
-from rich.progress import track
 
 from corefed.base import files
+from corefed.base.progress import track
 from corefed.data import hoelder
 from corefed.training import record
 from corefed_studies.reproduce import cells, posterior_errors, rates_picture, rates_shown, yardstick
@@ -80,7 +80,7 @@ def _study(scale: Scale, folder: Path, console: Console, jobs: int) -> Results:
     planned = plan(scale)
     trained = cells.outcomes(planned, folder, console, jobs)
     found: Results = {}
-    for cell in track(planned, "measuring", console=console, transient=True):
+    for cell in track(planned, "measuring", console):
         outcome = trained[cell.row, cell.column]
         if outcome.failure:
             found[cell.row, cell.column] = {"failure": outcome.failure}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from corefed.base import pages
+from corefed_studies import pages
 from corefed_studies.reproduce import posterior_errors, results
 from corefed_studies.reproduce.results import Result, Results
 from corefed_studies.theory.quantities import rate_exponent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from corefed.base.pages import Table
+from corefed_studies.pages import Table
 from corefed_studies.reproduce.results import Results
 from corefed_studies.reproduce.selectors import (
     DEFAULT,

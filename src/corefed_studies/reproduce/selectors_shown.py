@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from corefed.base import pages
-from corefed.base.pages import Table
+from corefed_studies import pages
+from corefed_studies.pages import Table
 from corefed_studies.reproduce import results, selectors_aims
 from corefed_studies.reproduce.results import Result, Results
 from corefed_studies.reproduce.selectors import (

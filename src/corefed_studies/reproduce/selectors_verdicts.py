@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from corefed.show.page.paired import holm
 from corefed_studies.reproduce.results import Result, Results
 from corefed_studies.reproduce.selectors import FULL, Spot, spot_of
 
@@ -54,16 +55,6 @@ def mean_of(each: Sequence[float]) -> Mean:
     # Differences that are all the same leave nothing to doubt; scipy would divide 0 by 0.
     p = 2 * float(t.sf(abs(value) / error, seeds - 1)) if error else float(value == 0)
     return Mean(value, float(t.ppf(1 - SURE / 2, seeds - 1)) * error, p)
-
-
-def holm(p: Sequence[float], level: float = SURE) -> list[bool]:
-    """Which of several hypotheses are rejected, so that any false one has at most this chance."""
-    rejected = [False] * len(p)
-    for rank, place in enumerate(sorted(range(len(p)), key=p.__getitem__)):
-        if not p[place] <= level / (len(p) - rank):
-            break
-        rejected[place] = True
-    return rejected
 
 
 # --- of cells -------------------------------------------------------------------------------------
@@ -122,7 +113,8 @@ class Counts(NamedTuple):
 
 def count(compared: Iterable[Compared]) -> Counts:
     gaps = [each.gap for each in compared]
-    sure = holm([1.0 if math.isnan(each.p) else each.p for each in gaps])
+    corrected = holm([1.0 if math.isnan(each.p) else each.p for each in gaps])
+    sure = [p <= SURE for p in corrected]
     return Counts(
         len(gaps),
         sum(each.above for each in gaps),

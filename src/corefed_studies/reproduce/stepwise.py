@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-
-from corefed.base import pages, rng
+from corefed.base import rng
 from corefed.base.panels import panels
+from corefed.base.tables import markdown_table
 from corefed.base.types import Tree
 from corefed.training.setup import Setup
 
 Curves = dict[str, list[float]]
 """Label -> a figure after each round."""
-
-
-def progress(rounds: int, title: str) -> Iterable[int]:
-    return track(range(rounds), title, console=Console(stderr=True), transient=True)
 
 
 def kept(path: Path, work: Callable[[], Curves]) -> Curves:
@@ -43,7 +37,7 @@ def table(curves: Curves, digits: int, marks: Sequence[int] = (1, 5, 10, 20, 40)
     length = len(next(iter(curves.values())))
     shown = [m for m in sorted({*marks, length}) if m <= length]
     body = [[name, *(f"{c[m - 1]:.{digits}f}" for m in shown)] for name, c in curves.items()]
-    return pages.lines(["round", *map(str, shown)], body)
+    return markdown_table(["round", *map(str, shown)], body)
 
 
 def picture(

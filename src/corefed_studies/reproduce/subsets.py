@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from corefed.base import pages
 from corefed.base.panels import panels
+from corefed.base.tables import markdown_table
 from corefed.coreset.solvers import SOLVERS
 from corefed.training import record
 from corefed_studies.reproduce.cells import MATCHING, Cell, Flags, place_of, summaries
@@ -64,7 +64,7 @@ def _markdown(
         return f"{factor * value['mean']:.{digits}f} ± {factor * value['std']:.{digits}f}"
 
     body = [[row, *(cell((row, column)) for column in columns)] for row in rows]
-    return pages.lines(["", *columns], body)
+    return markdown_table(["", *columns], body)
 
 
 def _curves(cells: list[Cell], folder: Path, path: Path) -> None:
@@ -106,7 +106,7 @@ def _held_out(found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
         for (row, column), summary in found.items()
         if "held_out_error" in summary["coreset"]
     ]
-    return pages.lines(columns, body)
+    return markdown_table(columns, body)
 
 
 # --- solvers: what the choice of solver does to accuracy ------------------------------------------

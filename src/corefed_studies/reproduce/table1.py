@@ -15,7 +15,7 @@ from typing import Unpack
 
 from rich.console import Console
 
-from corefed.base.pages import Table
+from corefed_studies.pages import Table
 from corefed_studies.reproduce import results, tables
 from corefed_studies.reproduce.cells import MATCHING, Cell, Flags
 from corefed_studies.reproduce.paper import NOTHING, TABLE_1

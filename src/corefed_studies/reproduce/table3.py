@@ -15,9 +15,9 @@ from typing import Any, Unpack
 
 from rich.console import Console
 
-from corefed.base.pages import Table
 from corefed.base.panels import panels
 from corefed.training.record import over_seeds
+from corefed_studies.pages import Table
 from corefed_studies.reproduce import results, table1, tables
 from corefed_studies.reproduce.cells import MATCHING, Cell, Flags
 from corefed_studies.reproduce.paper import TABLE_3

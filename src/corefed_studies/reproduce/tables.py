@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 
 from rich.console import Console
 
-from corefed.base import pages
+from corefed_studies import pages
 from corefed_studies.reproduce import results
 from corefed_studies.reproduce.cells import Cell, outcomes
 from corefed_studies.reproduce.results import Results

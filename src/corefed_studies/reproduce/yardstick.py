@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import track
 
 from corefed.base import files
+from corefed.base.progress import track
 from corefed.data import hoelder
 
 
@@ -29,7 +29,7 @@ def errors(
         json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     )
     missing = [seed for seed in seeds if str(seed) not in known]
-    for seed in track(missing, "Gaussian processes", console=console, transient=True):
+    for seed in track(missing, "Gaussian processes", console):
         known[str(seed)] = {str(n): error for n, error in of_seed(settings, seed).items()}
         files.replace(kept, (json.dumps(known) + "\n").encode())
     return {s.points: [known[str(seed)][str(s.points)] for seed in seeds] for s in settings}

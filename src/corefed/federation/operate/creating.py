@@ -44,8 +44,7 @@ def create(
     where = Address.parse(address, "--address")
     experiment, notes = _experiment(config, assignments, len(clients))
     directory = directory.absolute()
-    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
-        raise UserError(f"{directory} exists and is not empty; choose another folder.")
+    files.refuse_existing(directory, "choose another folder")
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))

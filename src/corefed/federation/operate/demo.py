@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from corefed.base.errors import UserError
+from corefed.base import files
 from corefed.federation.operate.processes import family, free_port
 from corefed.show import report
 from corefed.training import record
@@ -35,8 +35,7 @@ SAME = 1e-9
 
 def main(out: Path) -> int:
     """Run the demonstration in a new folder; 0 if both ended alike."""
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty; name a new folder with --out.")
+    files.refuse_existing(out, "name a new folder with --out")
     out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     federation, data, simulation = out / "federation", out / "data", out / "simulation"

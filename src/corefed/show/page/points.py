@@ -25,12 +25,11 @@ from corefed.data.dataset import Dataset, select
 from corefed.data.fetch import named
 from corefed.data.pictures import ImageSet, UnreadableError
 from corefed.data.preparation import Preparation, Scale
-from corefed.models.names import MEMORY
-from corefed.settings.config import LOCAL
+from corefed.settings.config import LOCAL, MEMORY
 from corefed.settings.config import Run as Settings
 from corefed.show.page.content import Cell, Missing, Row, number
 from corefed.show.page.gather import Run
-from corefed.training import setup as building
+from corefed.training import setup
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -108,7 +107,7 @@ def _same(run: Run, found: Labels) -> bool:
 
 
 def _stacked(settings: Settings) -> Points:
-    data = building.load(settings, download=False)
+    data = setup.load(settings, download=False)
     preparation = data.preparations[0]
     real = data.train.weight > 0, data.test.weight > 0
     labels = Labels(

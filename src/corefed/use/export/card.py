@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from corefed.base import pages
 from corefed.base.errors import UserError
 from corefed.base.settings import to_flat
+from corefed.base.tables import markdown_table
 from corefed.data.preparation import Preparation
 from corefed.settings.config import to_dict
 from corefed.training import record
@@ -93,7 +93,9 @@ def _data(model: Fitted, g: int, client: str | None, preparation: Preparation) -
     if preparation.labels:
         counts = np.sum([row["classes"] for row in mine], 0).tolist()
         table = zip(preparation.labels, map(str, counts), strict=True)
-        words.append("\n".join(pages.lines(("class", "training points"), [list(r) for r in table])))
+        words.append(
+            "\n".join(markdown_table(("class", "training points"), [list(r) for r in table]))
+        )
     else:
         words.append(f"Targets: {', '.join(preparation.targets)}, in their own unit.")
     summary, _ = record.read(model.folder)
@@ -112,7 +114,7 @@ def _method(model: Fitted, kind: str, about: dict[str, Any]) -> list[str]:
     run = {name: values[name] for name in SHOWN if name != "channels" or values["model"] == "cnn"}
     own = {k: v for k, v in values.items() if k in to_flat(model.experiment.settings)}
     rows = [[name, f"`{value}`"] for name, value in {**run, **own, "seed": about["seed"]}.items()]
-    words = ["\n".join(pages.lines(("setting", "value"), rows))]
+    words = ["\n".join(markdown_table(("setting", "value"), rows))]
     return [f"Method {about['method']}, model kind {kind}.", *words]
 
 
@@ -127,7 +129,7 @@ def _results(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
             interval = found[name].get("interval")
             shown = f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else "-"
             rows.append([words, f"{found[name]['value']:.4f}", shown])
-    table = "\n".join(pages.lines(("metric", "value", "95 % interval"), rows))
+    table = "\n".join(markdown_table(("metric", "value", "95 % interval"), rows))
     return [
         f"On {found['points']} held-out points, which had no part in training.",
         table,
@@ -151,7 +153,7 @@ def _calibration(model: Fitted, kind: str, g: int, client: str | None) -> list[s
         return [
             f"Expected calibration error {bins.ece:.4f}, over {len(bins.points)} bins of the "
             "largest probability:",
-            "\n".join(pages.lines(head, rows)),
+            "\n".join(markdown_table(head, rows)),
         ]
     covered = selective.coverage_curve(
         y.double().flatten(), mean.double().flatten(), total.double().flatten(), LEVELS
@@ -159,7 +161,7 @@ def _calibration(model: Fitted, kind: str, g: int, client: str | None) -> list[s
     rows = [[f"{100 * a:g} %", f"{100 * b:.1f} %"] for a, b in zip(LEVELS, covered, strict=True)]
     return [
         "How many of the held-out targets lie within the interval of the predictive:",
-        "\n".join(pages.lines(("interval", "within"), rows)),
+        "\n".join(markdown_table(("interval", "within"), rows)),
     ]
 
 
@@ -244,7 +246,7 @@ def _input(preparation: Preparation) -> list[str]:
         ]
         names = [name for column in preparation.columns for name in column.features]
         rows = [[str(place), name] for place, name in enumerate(names[:MOST_FEATURES])]
-        words.append("\n".join(pages.lines(("place", "feature"), rows)))
+        words.append("\n".join(markdown_table(("place", "feature"), rows)))
         if len(names) > MOST_FEATURES:
             words.append("The others are in preparation.json.")
         return words

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from corefed.base.types import Tree
 from corefed.models import cnn
-from corefed.models import own as own_model
 from corefed.models.checks import Point
+from corefed.models.own import find, is_own, made
 from corefed.settings.config import Run
 
 
@@ -70,9 +70,9 @@ class Network(NamedTuple):
 
 def network(run: Run, shape: Sequence[int], outputs: int, growth: int = 1) -> Network:
     """The module of a run; `growth` times as wide where neurons were matched (bnfed)."""
-    if own_model.is_own(run.model):
+    if is_own(run.model):
         point = Point(run.model, tuple(shape), outputs)
-        module = own_model.made(own_model.find(run.model), point, seed=0)
+        module = made(find(run.model), point, seed=0)
         path, _, factory = run.model.partition(":")
         code = f"import {path}\n\nnetwork = {path}.{factory}(...)  # as it was trained"
         return Network(module, code)
@@ -82,9 +82,9 @@ def network(run: Run, shape: Sequence[int], outputs: int, growth: int = 1) -> Ne
     else:
         layers = [Layer("Flatten"), *dense((math.prod(shape), *hidden, outputs))]
     with torch.random.fork_rng(devices=[]):  # weights that are replaced must not cost draws
-        made = nn.Sequential(*(layer.make() for layer in layers))
+        module = nn.Sequential(*(layer.make() for layer in layers))
     lines = "".join(f"    {layer.code},\n" for layer in layers)
-    return Network(made.eval(), f"from torch import nn\n\nnetwork = nn.Sequential(\n{lines})")
+    return Network(module.eval(), f"from torch import nn\n\nnetwork = nn.Sequential(\n{lines})")
 
 
 def dense(widths: Sequence[int]) -> list[Layer]:

@@ -1,4 +1,4 @@
-"""`corefed export`: a client's model as files that others can use, and a card that says what it is.
+"""A client's model as files that others can use, and a card that says what it is.
 
 weights.safetensors   the posterior by layer: NAME.mean and NAME.std for every parameter NAME of
                       the network; a point estimate has NAME.mean alone
@@ -15,9 +15,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json as jsonlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +23,6 @@ import torch
 from torch import Tensor
 
 from corefed import __version__
-from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams, Who
 from corefed.base.types import Tree
@@ -33,10 +30,9 @@ from corefed.bayes import gaussian, uncertainty
 from corefed.data.preparation import Preparation
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.settings.config import to_dict
-from corefed.training import fitted
 from corefed.training.fitted import Fitted
 from corefed.use import predictions
-from corefed.use.export import card, figures, program
+from corefed.use.export import card, program
 from corefed.use.export.network import Network, network
 
 WEIGHTS, MEAN, PROGRAM = "weights.safetensors", "mean.safetensors", "predictive.pt2"
@@ -58,32 +54,6 @@ class Export(NamedTuple):
     mean: Tensor  # [P]
     std: Tensor | None  # [P]; None for a point estimate
     draws: Tensor  # [K, P]
-
-
-def execute(
-    folder: Path,
-    out: Path,
-    *,
-    client: str | None,
-    shared: bool,
-    seed: int | None,
-    with_program: bool,
-    json: bool,
-) -> None:
-    """Read, make, write; nothing is written unless all of it can be made."""
-    files.refuse_filled(out, "--out")
-    model = fitted.load(folder, client=client or "")
-    taken = take(model, client, shared=shared, seed=seed)
-    whole = client is None
-    made = dict(contents(taken, whole=whole, with_program=with_program))
-    files.write_folder(out, made.items())
-    if json:
-        about = {"folder": str(out), "files": list(made), **figures.of(taken.model, taken.kind,
-                 taken.g, None if whole else taken.client)}  # fmt: skip
-        print(jsonlib.dumps(about, indent=1))
-    else:
-        print("\n".join(f"{out / name}  {len(content):,} bytes" for name, content in made.items()))
-        print(f"start with {out / CARD}", file=sys.stderr)
 
 
 def take(model: Fitted, client: str | None, *, shared: bool, seed: int | None) -> Export:

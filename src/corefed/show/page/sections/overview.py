@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from corefed.models.names import MEMORY
-from corefed.settings.config import LOCAL
+from corefed.settings.config import LOCAL, MEMORY
 from corefed.show.page.content import Command, Fold, Part, Section, Table, Text, Tile, Tiles
 from corefed.show.page.gather import Run, heading, score_name, score_text, shown
 from corefed.training import record

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json as jsonlib
+import shlex
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from corefed.base.errors import INTERRUPTED, UserError
 from corefed.commands.options import ClientColumn, Json, Target
 from corefed.methods.registry import METHODS
 
-RUN_EXAMPLES = """Examples:
+if TYPE_CHECKING:
+    from corefed.settings.config import Experiment
+    from corefed.training.rounds import Result
+
+EXAMPLES = """Examples:
 
 corefed run — ten clients learn the built-in digits on coresets.
 
@@ -28,21 +36,20 @@ corefed run --resume runs/random — after a crash or Ctrl-C; ends as if it had 
 
 Settings without a flag are given by --set; `corefed methods NAME --all` lists them."""
 
-Names = ", ".join(METHODS)
-
 
 def run(
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
-    method: Annotated[str | None, typer.Option(help=f"One of {Names}.")] = None,
+    method: Annotated[str | None, typer.Option(help=f"One of {', '.join(METHODS)}.")] = None,
     data: Annotated[str | None, typer.Option(help="A data set; see `corefed datasets`.")] = None,
     target: Target = None,
     client: ClientColumn = None,
     partition: Annotated[
-        str | None, typer.Option(help="How data are dealt: shards-medium, labels:C, dirichlet:A...")
+        str | None,
+        typer.Option(help="How the data are split: shards-medium, labels:C, dirichlet:A..."),
     ] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
-    local_steps: Annotated[int | None, typer.Option(help="Gradient steps a round.")] = None,
+    local_steps: Annotated[int | None, typer.Option(help="Gradient steps per round.")] = None,
     fraction: Annotated[
         float | None, typer.Option(help="Part of each client's points it trains on, in (0, 1].")
     ] = None,
@@ -79,6 +86,10 @@ def run(
     json: Json = False,
 ) -> None:
     """Train a federation and evaluate it. With no option: coreset-pfedbayes on the digits."""
+    from corefed.settings.config import resolve
+    from corefed.show import report, tracking  # torch takes a second
+    from corefed.training import record
+
     flags = {
         "method": method,
         "data": data,
@@ -97,16 +108,66 @@ def run(
         "data_dir": str(data_dir) if data_dir is not None else None,
     }
     given = {key: value for key, value in flags.items() if value is not None}
-    from corefed.commands.running import execute
+    followers = tracking.names(track or [])
+    if resume is not None:
+        if out is not None:
+            raise UserError("--resume goes on in its own folder; leave out --out.")
+        record.Folder(resume).refuse_missing()
+        config = config or resume / record.EXPERIMENT
+    experiment = resolve(config, given, assignments or [])
+    folder = resume or out or record.default_folder(experiment.run.data, experiment.run.method)
+    trained = _train(experiment, folder, followers, resume=resume is not None, silent=quiet or json)
+    if trained is None:
+        raise typer.Exit(INTERRUPTED)
+    if json:
+        print(jsonlib.dumps(trained.summary, indent=1))
+    elif quiet:
+        print(folder)
+    else:
+        report.console().print(report.metrics_table(trained.summary))
+        print(f"written to {folder}")
 
-    code = execute(
-        config,
-        given,
-        assignments or [],
-        out=out,
-        resume=resume,
-        track=track or [],
-        quiet=quiet,
-        json=json,
-    )
-    raise typer.Exit(code)
+
+def _train(
+    experiment: Experiment, folder: Path, followers: list[str], *, resume: bool, silent: bool
+) -> Result | None:
+    """Train, showing and following every round; None after Ctrl-C, which is explained."""
+    from corefed.show import tracking
+    from corefed.training import record, rounds  # torch takes a second
+    from corefed.training.interrupt import stop_on_interrupt
+    from corefed.training.progress import progress
+
+    if experiment.run.checkpoint_every:
+        hint = f"go on with: corefed run --resume {shlex.quote(str(folder))}"
+    else:
+        hint = "it has no checkpoint (checkpoint_every = 0) to go on from"
+    try:
+        with (
+            tracking.following(followers, folder) as trackers,
+            stop_on_interrupt(folder) as stop,
+            progress(experiment.run.rounds, silent=silent) as show,
+        ):
+            for name in tracking.forgotten(followers, folder) if resume else []:
+                print(f"note: {name} followed this run; --track {name} goes on", file=sys.stderr)
+
+            def on_round(line: dict[str, Any]) -> None:
+                show(line)
+                trackers.round(line)
+
+            trained = rounds.train(
+                experiment,
+                folder,
+                resume=resume,
+                on_begin=trackers.start,
+                on_round=on_round,
+                stop=lambda: bool(stop),
+            )
+            trackers.finish(trained.summary, "finished" if trained.finished else "stopped")
+    except KeyboardInterrupt:
+        begun = record.begun(folder)
+        print(f"stopped inside a round; {hint}" if begun else "nothing written", file=sys.stderr)
+        return None
+    if not trained.finished:
+        print(f"stopped after round {trained.summary['rounds']}; {hint}", file=sys.stderr)
+        return None
+    return trained

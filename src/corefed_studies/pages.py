@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from corefed.base.errors import UserError
+from corefed.base.tables import markdown_table
 
 
 class Table(NamedTuple):
@@ -22,15 +23,9 @@ class Table(NamedTuple):
 def markdown(tables: Sequence[Table]) -> str:
     text: list[str] = []
     for table in tables:
-        text += [f"**{table.title}**", "", *lines(table.columns, table.rows), ""]
+        text += [f"**{table.title}**", "", *markdown_table(table.columns, table.rows), ""]
         text += [table.note, ""] if table.note else []
     return "\n".join(text)
-
-
-def lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """One table, without title and note."""
-    head, *body = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
-    return [head, "|---" * len(columns) + "|", *body]
 
 
 STYLE = """
@@ -51,7 +46,7 @@ p.note { max-width: 46rem; color: light-dark(#444, #bbb); }
 
 
 def web(title: str, tables: Sequence[Table]) -> str:
-    """A page that needs nothing but itself. Differences are coloured by their sign."""
+    """One self-contained HTML file. Differences are coloured by their sign."""
     body = [f"<h1>{html.escape(title)}</h1>"]
     for table in tables:
         head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in table.columns)
@@ -82,7 +77,7 @@ def _web_row(row: Sequence[str]) -> str:
 
 
 class Marked:
-    """The part of a page between two marks, to be written anew by a command."""
+    """The part of a page between two marks, which a command rewrites."""
 
     def __init__(self, page: Path, name: str) -> None:
         """Reads the page now, so that a page without marks is refused before any work."""

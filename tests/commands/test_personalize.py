@@ -13,11 +13,12 @@ from commands import corefed
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData, Work
-from corefed.commands import personalizing
+from corefed.commands import personalize
 from corefed.data.clients import FederatedData
 from corefed.methods.registry import METHODS
 from corefed.settings.config import resolve
 from corefed.training import client_side, fitted, newcomers, record, rounds
+from corefed.use.newcomer import read
 
 CLIENTS = 3
 SETTINGS = [f"clients={CLIENTS}", "rounds=2", "local_steps=4", "hidden=8", "evaluate_draws=3",
@@ -54,7 +55,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def newcomer(number: int) -> FederatedData:
-    """Points as `personalizing.read` hands them on, all of them for training and for testing."""
+    """Points as `use.newcomer.read` hands them on, all of them for training and for testing."""
     values = points(number)
     x, y = (torch.from_numpy(values[name]).unsqueeze(0) for name in ("X", "y"))
     data = ClientData(x, y.long(), torch.ones(1, number))
@@ -189,13 +190,13 @@ def test_a_newcomer_is_found_by_name_beside_the_runs_own_clients(run: Path, file
     near = corefed("predict", run, "--client", "Sud 1", "--input", file)
     assert near.code == 2 and "did you mean 'Süd 1'" in near.err
     again = corefed("personalize", run, "--data", file, "--name", "Süd 1")
-    assert again.code == 2 and "is there already and is not overwritten" in again.err
+    assert again.code == 2 and "is not empty" in again.err
 
 
 def test_the_table_has_three_models_and_the_seconds(run: Path, file: Path, tmp_path: Path) -> None:
     done = corefed("personalize", run, "--data", file, "--steps=4", "--out", tmp_path / "x")
     assert done.code == 0
-    for words in (*personalizing.ROWS.values(), "10 held-out points", "4 steps on 40 of 40", " s"):
+    for words in (*personalize.ROWS.values(), "10 held-out points", "4 steps on 40 of 40", " s"):
         assert words in done.out
 
 
@@ -209,10 +210,10 @@ def test_a_files_own_test_part_is_used(run: Path, tmp_path: Path) -> None:
     }
     np.savez(tmp_path / "both.npz", **arrays)
     model = fitted.load(run)
-    data = personalizing.read(tmp_path / "both.npz", model, 0, "both", None, 4096)
+    data = read(tmp_path / "both.npz", model, 0, "both", None, 4096)
     assert data.train.y[0].tolist() == train["y"].tolist()
     assert data.test.y[0].tolist() == test["y"].tolist()
-    split = personalizing.read(tmp_path / "both.npz", model, 0, "both", 0.25, 4096)
+    split = read(tmp_path / "both.npz", model, 0, "both", 0.25, 4096)
     assert (split.train.y.shape[1], split.test.y.shape[1]) == (15, 5)
 
 
@@ -317,4 +318,4 @@ def test_a_run_that_shares_nothing_or_has_no_models(
 def test_too_few_training_points(run: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", **points(1))
     with pytest.raises(UserError, match="has 1 training points; it takes at least 2"):
-        personalizing.read(tmp_path / "one.npz", fitted.load(run), 0, "one", 0.0, 4096)
+        read(tmp_path / "one.npz", fitted.load(run), 0, "one", 0.0, 4096)

@@ -1,4 +1,4 @@
-"""What `corefed predict` reads and writes: points in, a CSV and a summary out."""
+"""`corefed predict`: points in, a CSV and a summary out."""
 
 from __future__ import annotations
 
@@ -8,51 +8,90 @@ import json as jsonlib
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.progress import Progress
+import typer
 
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.data import inputs
-from corefed.data.preparation import Preparation
-from corefed.training import fitted
-from corefed.use import predictions
-from corefed.use.predictions import Predictions, Settings
+from corefed.base.progress import bars
+from corefed.commands.options import Json
+
+if TYPE_CHECKING:
+    from corefed.data.preparation import Preparation
+    from corefed.use.predictions import Predictions, Settings
 
 SCHEMA = 1
 """Of the summary that --json prints."""
 
+EXAMPLES = """Examples:
 
-def execute(
-    folder: Path,
-    client: str,
-    path: Path,
-    settings: Settings,
-    *,
-    out: Path | None,
-    seed: int | None,
-    kind: str,
-    json: bool,
+corefed predict runs/site-model --client north --input new.csv --out predictions.csv
+
+corefed predict runs/site-model --client north --input new.csv --target-error 0.01
+
+corefed predict runs/prices --client north --input new.csv --tolerance 10 --level 0.9 --json"""
+
+
+def predict(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    client: Annotated[str, typer.Option(help="Whose model, by the client's name.")],
+    points: Annotated[
+        Path,
+        typer.Option("--input", help="New points: a table, .npz or images as in training."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="CSV to write; to standard output if not given.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="personal or global; personal where there is one.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="A seed of the run; its first if not given.")
+    ] = None,
+    target_error: Annotated[
+        float, typer.Option(help="Error allowed among predictions that are not for review.")
+    ] = 0.05,
+    confidence: Annotated[
+        float, typer.Option(help="Confidence level of the --target-error guarantee.")
+    ] = 0.9,
+    by: Annotated[
+        str, typer.Option(help="What review goes by: total, epistemic or confidence.")
+    ] = "total",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="Regression: further off than this is an error, in the target's unit."),
+    ] = None,
+    level: Annotated[
+        float, typer.Option(help="Regression: coverage of the prediction interval.")
+    ] = 0.95,
+    json: Json = False,
 ) -> None:
-    """Read, predict, write. A mistake is found before anything is written."""
+    """Predict new points of a client: how sure the model is, and which a person should review."""
+    from corefed.data import inputs
+    from corefed.training import fitted
+    from corefed.use import predictions  # torch takes a second
+
+    # A mistake is found before anything is written.
+    if model not in (None, "personal", "global"):
+        raise UserError(f"--model is {model!r}; it must be personal or global.")
     if out is not None:
-        _refuse_place(out, path)
-    model = fitted.load(folder, client=client)
-    g, _ = model.place(client, seed)
-    kind = predictions.kind_of(model, kind)
-    preparation = model.preparations[g]
+        _refuse_place(out, points)
+    settings = predictions.Settings(by, target_error, confidence, tolerance, level)
+    run = fitted.load(folder, client=client)
+    g, _ = run.place(client, seed)
+    kind = predictions.kind_of(run, model or "")
+    preparation = run.preparations[g]
     predictions.check(settings, preparation)
-    points = inputs.read(path, preparation, client)
-    with progress(len(points.x)) as show:
+    given = inputs.read(points, preparation, client)
+    with _progress(len(given.x), predictions.BLOCK, silent=json) as show:
         found = predictions.predict(
-            model, client, points, settings, seed=seed, kind=kind, on_block=show
+            run, client, given, settings, seed=seed, kind=kind, on_block=show
         )
-    text = "".join(lines(points.ids, found, settings, preparation))
+    text = "".join(_lines(given.ids, found, settings, preparation))
     if out is not None:
         try:
             files.replace(out, text.encode())
@@ -62,14 +101,14 @@ def execute(
         "schema": SCHEMA,
         "folder": str(folder),
         "client": client,
-        "seed": model.experiment.run.seeds[g],
+        "seed": run.experiment.run.seeds[g],
         "model": kind,
-        "points": len(points.x),
+        "points": len(given.x),
         "out": str(out) if out is not None else None,
-        **summary(found, settings),
+        **_summary(found, settings),
     }
-    if points.y is not None:
-        about["truth"] = predictions.truth(found, points.y, settings, len(preparation.labels))
+    if given.y is not None:
+        about["truth"] = predictions.truth(found, given.y, settings, len(preparation.labels))
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
     if json:
@@ -77,48 +116,42 @@ def execute(
         return
     if out is None:
         _print(text)
-    print("\n".join(sentences(about)), file=sys.stderr if out is None else sys.stdout)
+    print("\n".join(_sentences(about)), file=sys.stderr if out is None else sys.stdout)
 
 
-def _refuse_place(out: Path, path: Path) -> None:
+def _refuse_place(out: Path, points: Path) -> None:
     if not out.parent.is_dir():
         raise UserError(f"--out is {out}, but there is no folder {out.parent}; make it first.")
     if out.is_dir():
         raise UserError(f"--out is {out}, which is a folder; name a file in it.")
-    if out.resolve() == path.resolve():
+    if out.resolve() == points.resolve():
         raise UserError(f"--out is {out}, the input itself; name another file.")
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Any]:
-    """On stderr, for inputs of several blocks: a bar, or a line now and then without a terminal."""
-    console = Console(stderr=True)
-    bar = Progress(console=console, transient=True, disable=total <= predictions.BLOCK)
-    shown = 0
+def _progress(total: int, block: int, *, silent: bool) -> Iterator[Callable[[int], None]]:
+    """For inputs of several blocks; without a terminal, a line for each tenth of many blocks."""
+    tenths = 0
+    with bars(silent=silent or total <= block) as shown:
 
-    def show(done: int) -> None:
-        nonlocal shown
-        if console.is_terminal:
-            bar.update(bar.task_ids[0], completed=done)
-        elif total > 10 * predictions.BLOCK and 10 * done // total > shown:
-            shown = 10 * done // total
-            print(f"{done} of {total} points", file=sys.stderr, flush=True)
+        def show(done: int) -> None:
+            nonlocal tenths
+            line = ""
+            if total > 10 * block and 10 * done // total > tenths:
+                tenths = 10 * done // total
+                line = f"{done} of {total} points"
+            shown.show("points", done, total, line=line)
 
-    if not console.is_terminal:
-        yield show
-        return
-    with bar:
-        bar.add_task("points", total=total)
         yield show
 
 
 # --- the table ------------------------------------------------------------------------------------
 
 
-def lines(
+def _lines(
     ids: Sequence[str], found: Predictions, settings: Settings, preparation: Preparation
 ) -> Iterator[str]:
-    """The CSV, a row a point after the heading; numbers to float32's seven digits."""
+    """The CSV: a heading and one row per point, numbers to float32's seven digits."""
     classes = bool(preparation.labels)
     columns = (_of_classes if classes else _of_targets)(found, settings, preparation)
     if found.review is not None:
@@ -146,7 +179,9 @@ def _of_classes(
 def _of_targets(
     found: Predictions, settings: Settings, preparation: Preparation
 ) -> dict[str, list[Any]]:
-    said, half = found.said, predictions.half_width(found.said, settings.level)
+    from corefed.use.predictions import half_width  # torch takes a second
+
+    said, half = found.said, half_width(found.said, settings.level)
     values = {
         "mean": said.mean,
         "lower": said.mean - half,
@@ -180,7 +215,7 @@ def _print(text: str) -> None:
 # --- the summary ----------------------------------------------------------------------------------
 
 
-def summary(found: Predictions, settings: Settings) -> dict[str, Any]:
+def _summary(found: Predictions, settings: Settings) -> dict[str, Any]:
     """What the flag is and did."""
     if found.flag is None or found.review is None:
         return {}
@@ -203,7 +238,7 @@ def summary(found: Predictions, settings: Settings) -> dict[str, Any]:
     }
 
 
-def sentences(about: dict[str, Any]) -> list[str]:
+def _sentences(about: dict[str, Any]) -> list[str]:
     """The summary for the terminal."""
     review, truth = about.get("review"), about.get("truth", {})
     told = [f"{about['points']} points by the {about['model']} model of {about['client']}"]

@@ -1,20 +1,15 @@
-"""`corefed personalize`: read a newcomer's data, train it (`newcomers.py`), keep and print it.
+"""A newcomer's files: its data are read, and its model is kept as the folder of a run.
 
-What is kept is a folder like a run's, of one client, in DIR/personalized/NAME, so that everything
-that reads runs reads newcomers too.
+A newcomer is a client that joins after training (`training/newcomers.py` trains it). What is kept
+is a folder like a run's, of one client, so everything that reads runs reads newcomers too.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json as jsonlib
-import re
-import sys
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich.table import Table
 
 from corefed.base import arrays, rng
 from corefed.base.errors import UserError
@@ -22,74 +17,13 @@ from corefed.base.types import ClientData
 from corefed.data import inputs
 from corefed.data.clients import FederatedData
 from corefed.data.inputs import Inputs
-from corefed.show import report
-from corefed.training import fitted, newcomers, record
+from corefed.training import fitted, record
 from corefed.training.fitted import Fitted
 from corefed.training.newcomers import Newcomer
 
 TEST_FRACTION = 0.2
 FEWEST = 2
 """Training points."""
-NAME = r"\w([\w .-]{0,98}[\w-])?"
-"""Of a client: what is the same folder's name on every machine."""
-ROWS = {
-    "personal": "personalised",
-    "global": "the shared model as it is",
-    "alone": "trained alone, same steps",
-}
-METRICS = {"accuracy": "accuracy %", "rmse": "RMSE", "nll": "NLL", "ece": "ECE"}
-
-
-def execute(
-    folder: Path,
-    path: Path,
-    *,
-    name: str | None,
-    steps: int | None,
-    fraction: float | None,
-    test_fraction: float | None,
-    seed: int | None,
-    device: str,
-    out: Path | None,
-    json: bool,
-) -> None:
-    """Read, train, write, print; whatever can be refused is refused before."""
-    model = fitted.load(folder)
-    name = path.stem if name is None else name
-    place = out or folder / fitted.PERSONALIZED / name
-    refuse_name(model, name, place)
-    g = model.place(model.names[0], seed)[0]
-    memory = model.experiment.run.memory_mb
-    data = read(path, model, g, name, test_fraction, memory)
-    for note in data.notes:
-        print(f"note: {note}", file=sys.stderr, flush=True)
-    joined = newcomers.join(model, data, steps=steps, fraction=fraction, seed=seed, device=device)
-    keep(place, joined)
-    if json:
-        print(jsonlib.dumps({"folder": str(place), **joined.summary}, indent=1))
-        return
-    report.console().print(table(joined))
-    print(f"written to {place}; corefed predict {out or folder} --client {name!r} uses it")
-
-
-def refuse_name(model: Fitted, name: str, place: Path) -> None:
-    if not re.fullmatch(NAME, name):
-        raise UserError(
-            f"{name!r} is no good name for a folder; give --name of letters, digits, spaces, dots "
-            "and dashes, at most 100."
-        )
-    if name in model.names:
-        raise UserError(
-            f"The run in {model.folder} has a client {name!r} already, who took part; give the new "
-            "one another --name."
-        )
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise UserError(
-            f"{place} is there already and is not overwritten; give another --name, or remove it."
-        )
-
-
-# --- reading --------------------------------------------------------------------------------------
 
 
 def read(
@@ -168,9 +102,6 @@ def _notes(name: str, train: Inputs, labels: tuple[str, ...]) -> list[str]:
     return [f"all training points of {name} are of class {only!r}: its model will lean to it."]
 
 
-# --- writing --------------------------------------------------------------------------------------
-
-
 def keep(place: Path, joined: Newcomer) -> None:
     """The files of a run; summary.json comes last and says that all are there."""
     folder = record.Folder(place)
@@ -180,32 +111,3 @@ def keep(place: Path, joined: Newcomer) -> None:
         folder.append(line)
     folder.keep(lambda path: fitted.keep_models(path, joined.setup.trees([joined.server])))
     folder.finish(joined.summary)
-
-
-def table(joined: Newcomer) -> Table:
-    """The personalised model beside the shared one and one trained alone."""
-    summary, data = joined.summary, joined.setup.data
-    metrics: dict[str, Any] = summary["metrics"]
-    found = [m for m in METRICS if f"personal_{m}" in metrics]
-    points = int(data.test.weight.sum())
-    title = f"{data.names[0]} on {points} held-out points" if points else data.names[0]
-    shown = Table(title=title)
-    shown.add_column("model")
-    for metric in found:
-        shown.add_column(METRICS[metric], justify="right")
-    for kind, words in ROWS.items():
-        if any(f"{kind}_{metric}" in metrics for metric in found):
-            cells = [_cell(metrics.get(f"{kind}_{m}"), m) for m in found]
-            shown.add_row(words, *cells)
-    told, cost = summary["personalized"], summary["cost"]
-    shown.caption = (
-        f"{told['steps']} steps on {summary['coreset'].get('size', data.train.weight.sum()):.0f} "
-        f"of {int(data.train.weight.sum())} points in {cost['seconds']:.1f} s"
-    )
-    return shown
-
-
-def _cell(value: dict[str, Any] | None, metric: str) -> str:
-    if value is None:
-        return "-"
-    return f"{100 * value['mean']:.2f}" if metric == "accuracy" else f"{value['mean']:.3f}"

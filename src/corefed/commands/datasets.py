@@ -1,0 +1,125 @@
+"""`corefed datasets`: the data sets there are, and how one is split."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from corefed.base.errors import UserError
+from corefed.commands.options import ClientColumn, Target
+
+if TYPE_CHECKING:
+    from corefed.data.dataset import Dataset
+    from corefed.data.partition import Split
+
+
+def datasets(
+    show: Annotated[str | None, typer.Option(help="Print how this data set is split.")] = None,
+    target: Target = None,
+    client: ClientColumn = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Of a table: a setting of `run`.", metavar="KEY=VALUE"),
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="The partition to show.")] = None,
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data lie.")] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(help="Of --show: a new folder for client-0.npz, ...", metavar="DIR"),
+    ] = None,
+) -> None:
+    """List the data sets, or print a partition: training points of each client and class.
+
+    Of tables, also what each column is, and what may go wrong.
+    With --write, each client's points go into a file that a client of a real federation can read.
+    """
+    from corefed.data import export, validation
+    from corefed.data.datasets import load  # torch takes a second
+    from corefed.data.partition import default_for, notes
+    from corefed.settings.config import OWN
+
+    if show is None:
+        if write is not None:
+            raise UserError("--write needs --show with the data set to write.")
+        _print_names()
+        return
+    own = show.startswith(OWN)
+    if own:
+        flags = {
+            "data": show,
+            "target": target,
+            "client_column": client,
+            "partition": partition,
+            "clients": clients,
+            "seeds": str(seed),
+            "data_dir": None if data_dir is None else str(data_dir),
+        }
+        dataset, spec = _read(flags, assignments or [], seed)
+    else:
+        if target or client or assignments:
+            raise UserError("--target, --client and --set are for table:PATH and npz:PATH.")
+        dataset = load(show, data_dir, seed=seed, clients=clients, labels_only=write is None)
+        spec = partition or default_for(show)
+    splits = _print_split(show, dataset, spec, clients, seed)
+    if write is not None:
+        export.write(dataset, splits, write)
+        print(f"wrote {len(splits)} files, client-0.npz and so on, into {write}", file=sys.stderr)
+    checked = own or show.startswith("image-folder:")
+    warnings = validation.warnings(dataset) if checked else []
+    for note in (*dataset.notes, *notes(spec, splits, dataset), *warnings):
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _print_names() -> None:
+    from rich.table import Table
+
+    from corefed.data.datasets import names
+    from corefed.data.partition import default_for
+    from corefed.show.report import console
+
+    table = Table("data", "what it is", "usual partition")
+    for name, text in names().items():
+        table.add_row(name, text, default_for(name))
+    console().print(table)
+
+
+def _read(
+    flags: Mapping[str, object], assignments: Sequence[str], seed: int
+) -> tuple[Dataset, str]:
+    """Data of the user's own, and how a run would split them."""
+    from corefed.settings.config import resolve
+    from corefed.training import setup  # torch takes a second
+
+    given = {key: value for key, value in flags.items() if value is not None}
+    run = setup.concrete(resolve(None, given, assignments)).run
+    return setup.pool(run, run.partition, seed), run.partition
+
+
+def _print_split(name: str, dataset: Dataset, spec: str, clients: int, seed: int) -> list[Split]:
+    """Of tables, also what each column is."""
+    from rich.table import Table
+
+    from corefed.data import partition, validation  # torch takes a second
+    from corefed.show.report import console
+
+    clients = partition.client_count(spec, dataset, clients)
+    splits = partition.split(spec, dataset, clients, seed)
+    if (about := validation.columns(dataset)) is not None:
+        console().print(about)
+    table = Table(title=f"{name}, {spec}, seed {seed}: training points")
+    numbers = tuple(map(str, range(dataset.classes))) or ("points",)
+    for heading in ("client", *(dataset.labels or numbers), "all", "test"):
+        table.add_column(heading, justify="right")
+    names = partition.client_names(spec, dataset, clients)
+    rows = partition.table(splits, dataset)
+    for client, row, one in zip(names, rows, splits, strict=True):
+        cells = map(str, (*row, sum(row), len(one.test)))
+        table.add_row(client.removeprefix("client "), *cells)
+    console().print(table)
+    return splits

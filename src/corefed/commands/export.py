@@ -1,0 +1,49 @@
+"""`corefed export`: a client's model as files that others can use, and a card about it."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from corefed.base import files
+from corefed.commands.options import Json
+
+EXAMPLES = """Examples:
+
+corefed export runs/site-model --client north --out north-model
+
+corefed export runs/site-model --global --out shared-model"""
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    out: Annotated[Path, typer.Option(help="A new folder for the files.")],
+    client: Annotated[str | None, typer.Option(help="Whose model, by the client's name.")] = None,
+    shared: Annotated[
+        bool, typer.Option("--global", help="The shared model in place of a personal one.")
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="A seed of the run; its first if not given.")
+    ] = None,
+    program: Annotated[bool, typer.Option(help="Make the program of torch.export too.")] = True,
+    json: Json = False,
+) -> None:
+    """Write a model for use without corefed: weights, a program of torch.export, a model card."""
+    from corefed.training import fitted
+    from corefed.use.export import figures, package  # torch takes a second
+
+    files.refuse_existing(out, "name a new folder for --out")
+    run = fitted.load(folder, client=client or "")
+    taken = package.take(run, client, shared=shared, seed=seed)
+    made = dict(package.contents(taken, whole=client is None, with_program=program))
+    files.write_folder(out, made.items())
+    if json:
+        numbers = figures.of(run, taken.kind, taken.g, client)
+        print(jsonlib.dumps({"folder": str(out), "files": list(made), **numbers}, indent=1))
+    else:
+        print("\n".join(f"{out / name}  {len(content):,} bytes" for name, content in made.items()))
+        print(f"start with {out / package.CARD}", file=sys.stderr)

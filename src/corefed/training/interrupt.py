@@ -1,0 +1,34 @@
+"""Ctrl-C during training: a round is finished, not cut in two."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from corefed.training import record
+
+
+@contextmanager
+def stop_on_interrupt(folder: Path) -> Iterator[list[int]]:
+    """Collects the first Ctrl-C, so that a round is not cut in two; a second one aborts.
+
+    While data are still being loaded there is nothing to finish, and the first one aborts.
+    """
+    caught: list[int] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        if not record.begun(folder):
+            raise KeyboardInterrupt
+        caught.append(number)
+        print("\nfinishing this round; Ctrl-C again stops at once", file=sys.stderr)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield caught
+    finally:
+        signal.signal(signal.SIGINT, before)
