@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from corefed import selectors
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import Batch, ClientData, Method, Tree, Work
@@ -52,11 +53,9 @@ class Config(pfedbayes.Config):
     paper's selector. `paper`: Algorithm 1 to the letter."""
     fraction: float = 0.1
     """Size of a client's coreset: k = ceil(fraction n)."""
-    selector: Literal[
-        "calibrated", "matching", "craig", "gradmatch", "herding", "k-centre", "loss",
-        "gradient-norm", "leverage", "random",
-    ] = "calibrated"  # fmt: skip
-    """How the coreset is chosen (not of preset paper); `docs/selectors.md` compares them."""
+    selector: str = "calibrated"
+    """How the coreset is chosen (not of preset paper), by name; `docs/selectors.md` compares the
+    selectors, and an unknown name is answered with a list of them."""
     around: frame.Around = "posterior"
     """Where pi-hat is drawn: around the client's posterior, also ahead on its path since the last
     choice, or around the global model."""
@@ -156,6 +155,7 @@ OWN = {
 def check(config: Config) -> None:
     """Beside the values of PFedBayes: a setting of a selector that was not chosen does nothing."""
     pfedbayes.check(config)
+    selectors.named(config.selector)
     if config.refresh_every == 0 and config.budget == 0:
         raise UserError("refresh_every and budget are both 0: give one of them a value.")
     for selector, names in OWN.items():

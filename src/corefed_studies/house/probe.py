@@ -195,26 +195,19 @@ def _main() -> Callable[[list[str]], None]:
 
 
 def settings() -> dict[str, int]:
-    """Of the default method, from `corefed methods` where it gives JSON, else its dataclass."""
-    every, shown = (_described(*extra) for extra in (["--all"], []))
-    if every is None or shown is None:
-        registry = import_module("corefed.methods.registry")
-        number = len(dataclasses.fields(registry.config_class(METHOD)))
-        return {"settings": number, "settings_shown": number}
-    return {"settings": every, "settings_shown": shown}
-
-
-def _described(*extra: str) -> int | None:
-    """Settings of the method in the answer of `corefed methods --json`; None: it gives none."""
+    """Of the default method, from `corefed methods --json` where there is one, else its Config."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         try:
-            _main()(["methods", METHOD, "--json", *extra])
+            _main()(["methods", METHOD, "--json"])
         except SystemExit as ended:
             if ended.code:
-                return None
-    answer = json.loads(out.getvalue())
-    return len(answer["settings"] if isinstance(answer, dict) else answer)
+                registry = import_module("corefed.methods.registry")
+                number = len(dataclasses.fields(registry.config_class(METHOD)))
+                return {"settings": number, "settings_shown": number}
+    every = json.loads(out.getvalue())["settings"]
+    shown = [each for each in every if not each["ablation"]]
+    return {"settings": len(every), "settings_shown": len(shown)}
 
 
 def contract() -> dict[str, int]:
