@@ -21,11 +21,12 @@ PAGE = ROOT / "CONTRIBUTING.md"
 BLOCKS = [each for each in blocks(PAGE) if each.mark == f"executed by {Path(__file__).name}"]
 FILES = {each.title: each.body for each in BLOCKS if each.title}
 COMMANDS = [each for each in BLOCKS if each.language == "console"]
-ROWS = re.findall(
+TEXT = PAGE.read_text(encoding="utf-8")
+ROW = re.compile(
     r"The row in `(\w+)` of `([\w/.]+)`[^\n]*\n\n```text\n(.+?)```",
-    PAGE.read_text(encoding="utf-8"),
     re.DOTALL,
 )
+ROWS = ROW.findall(TEXT)
 """(name of the table, its file, the row)."""
 
 METHODS = ("METHODS", "src/corefed/methods/registry.py")
@@ -103,7 +104,10 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def bash(checkout: Path, script: str) -> subprocess.CompletedProcess[str]:
+def bash(
+    checkout: Path, script: str, package: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in the checkout, with its package or with another one."""
     functions = [
         f'corefed() {{ "{sys.executable}" -m corefed "$@"; }}',
         f'python() {{ "{sys.executable}" "$@"; }}',
@@ -112,7 +116,7 @@ def bash(checkout: Path, script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", "\n".join([*functions, script])],
         cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout / "src"), "COLUMNS": "160"},
+        env={**os.environ, "PYTHONPATH": str(package or checkout / "src"), "COLUMNS": "160"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -131,7 +135,11 @@ def test_the_page_has_files_rows_and_commands() -> None:
 
 @pytest.mark.parametrize("block", COMMANDS, ids=str)
 def test_commands_of_the_page(block: Block, checkout: Path) -> None:
-    ended = bash(checkout, "\n".join(lines(block.body)))
+    """Those before the first row have the package as it is."""
+    first = ROW.search(TEXT)
+    assert first is not None
+    before = block.line < TEXT.count("\n", 0, first.start())
+    ended = bash(checkout, "\n".join(lines(block.body)), ROOT / "src" if before else None)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
