@@ -6,7 +6,7 @@ QUICKSTART := runs/quickstart
 FEDERATION := runs/federation-demo
 # Under make -j the steps would share two cores and mix what they print.
 .NOTPARALLEL:
-.PHONY: help install run federation-demo test lint format check wheel-check docs docs-serve clean
+.PHONY: help install run federation-demo test lint format check wheel-check docs docs-serve house clean
 
 help:
 	@echo "make run          train on the built-in digits, print a comparison and write a page (under 90 s)"
@@ -17,6 +17,7 @@ help:
 	@echo "make format       put the code into shape"
 	@echo "make wheel-check  build the wheel and run it from outside the source tree"
 	@echo "make docs         build the documentation into site/; make docs-serve shows it"
+	@echo "make house        count files, imports, calls and settings, into docs/architecture.md"
 	@echo "make clean        remove the environment, caches and the quickstart's results"
 
 # --- The environment -----------------------------------------------------------------------------
@@ -127,6 +128,10 @@ docs: install
 
 docs-serve: install
 	$(BIN)/mkdocs serve --no-strict
+
+# The table and the picture of docs/architecture.md.
+house: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m corefed_studies.house --page docs/architecture.md
 
 # --- Housekeeping --------------------------------------------------------------------------------
 

@@ -28,10 +28,9 @@ from pages import (
 
 from corefed.commands import cli
 from corefed.coreset import Coreset
-from corefed.methods import registry
-from corefed.settings import config, describe
+from corefed.settings import config
 from corefed.settings.config import resolve
-from corefed.training import record, rounds
+from corefed.training import record
 
 ALL = [block for page in PAGES for block in blocks(page)]
 MARKED = [block for block in ALL if block.mark]
@@ -153,26 +152,8 @@ def theory(scratch: Scratch, said: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert [str(block) for block in shown if block.body not in said] == []
 
 
-def contributing(scratch: Scratch, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its row, the page's method is one of the command line, from settings to metrics."""
-    assert scratch.module.method.name == "fedprox"
-    assert scratch.module.losses[-1] < scratch.module.losses[0]
-    own = [b.body for b in TO_RUN if (b.page, b.language) == ("CONTRIBUTING.md", "python")]
-    (scratch.folder / "contributed.py").write_text("\n\n".join(own), encoding="utf-8")
-    monkeypatch.syspath_prepend(scratch.folder)
-    entry = registry.Entry("contributed", "fedavg with clients held near the broadcast")
-    monkeypatch.setitem(registry.METHODS, "fedprox", entry)
-    text = {setting.name: setting.help for setting in describe.of_method("fedprox")}
-    assert text["learning_rate"] == "Learning rate of the local steps."
-    for runtime in ("loop", "vmap"):
-        settings = ["clients=3", "rounds=2", f"runtime={runtime}", "learning_rate=0.2"]
-        trained = rounds.train(resolve(None, {"method": "fedprox"}, settings))
-        assert trained.summary["metrics"]["global_accuracy"]["mean"] > 0.2  # 0.1 is chance
-
-
 AFTERWARDS: dict[str, Callable[[Scratch, str, pytest.MonkeyPatch], None]] = {
     "README.md": readme,
-    "CONTRIBUTING.md": contributing,
     "docs/coresets.md": coresets,
     "docs/theory.md": theory,
 }
@@ -243,6 +224,7 @@ RUN = sorted(
     {
         (block.page, words)
         for block in MARKED
+        if block.mark.startswith("not executed")
         for words in block.commands
         if (corefed_arguments(words) or [""])[0] == "run"
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -231,10 +231,6 @@ def test_a_client_whose_coreset_is_all_its_data_is_never_looked_at() -> None:
 
 
 # Every selector, and both runtimes
-
-
-def test_settings_and_table_have_the_same_selectors() -> None:
-    assert set(get_args(get_type_hints(Config)["selector"])) == set(selectors.SELECTORS)
 
 
 @pytest.mark.parametrize("name", list(selectors.SELECTORS))

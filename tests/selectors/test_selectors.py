@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import partial
-from importlib import import_module
 
 import pytest
 import torch
@@ -16,17 +15,10 @@ from corefed import selectors
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
 from corefed.selectors import gradmatch, guard, sampling
-from corefed.selectors.frame import Choice, Look, Selector
+from corefed.selectors.frame import Choice, Look
 
 NAMES = list(selectors.SELECTORS)
 SIZES, KEEP = (40, 25, 12, 1, 33), (8, 5, 12, 1, 2)  # all of the third and fourth are kept
-
-
-def raw(name: str) -> Selector:
-    """The selector without the rules of guard.py."""
-    entry = selectors.SELECTORS[name]
-    found: Selector = getattr(import_module(f"corefed.selectors.{entry.module}"), entry.function)
-    return found
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -38,11 +30,11 @@ def test_what_every_selector_gives(name: str, case: str) -> None:
     assert (weight >= 0).all() and weight.isfinite().all() and (weight[~look.mask] == 0).all()
     size = (weight > 0).sum(-1)
     assert (size <= look.k).all() and (size > 0).all()
-    if name not in ("gradmatch", "matching"):  # which may end early
+    if not selectors.named(name).fewer:
         assert (size == look.k).all()
     for row in (2, 3):  # k = n
         assert torch.equal(weight[row], look.mask[row].float())
-    assert name == "calibrated" or torch.equal(memory, look.memory)
+    assert torch.equal(memory, look.memory) != selectors.named(name).remembers
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -51,7 +43,7 @@ def test_a_client_alone_has_the_points_it_has_in_a_stack(name: str, case: str) -
     """To the bit under the guard on a CPU; the bare selector, in other shapes, to rounding."""
     together = selectors.get(name)(look_of(case, SIZES, KEEP)).weight
     look = look_of(case, SIZES, KEEP)
-    bare = raw(name)(look).weight
+    bare = selectors.unguarded(name)(look).weight
     for row, size in enumerate(SIZES):
         own = guard.part(look_of(case, SIZES, KEEP), [row])
         alone = selectors.get(name)(own).weight[0]
@@ -67,9 +59,8 @@ def test_the_same_seed_gives_the_same_and_padding_changes_nothing(name: str) -> 
     padded = look_of("classes", (40, 25), (8, 5), padding=7)
     assert torch.equal(first, again)
     assert torch.equal(selectors.get(name)(padded).weight[:, :40], first)
-    drawn = name not in ("craig", "gradmatch", "herding", "k-centre")
     other = selectors.get(name)(look_of("classes", (40, 25), (8, 5), seed=1)).weight
-    assert torch.equal(other, first) != drawn
+    assert torch.equal(other, first) != selectors.named(name).random
 
 
 @pytest.mark.parametrize("name", ["craig", "gradmatch", "loss", "gradient-norm", "leverage"])
@@ -82,7 +73,7 @@ def test_gradients_at_draws_of_the_posterior_and_sketched(
 
     def chosen(seed: int, rows: list[int]) -> Tensor:
         look = guard.part(look_of("classes", (30, 40), (6, 5), seed=seed), rows)
-        return guard.guarded(partial(raw(name), draws=3))(look).weight
+        return guard.guarded(partial(selectors.unguarded(name), draws=3))(look).weight
 
     both = chosen(0, [0, 1])
     assert ((both > 0).sum(-1) <= torch.tensor([6, 5])).all() and (both > 0).any(-1).all()
@@ -140,6 +131,16 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         selectors.named("k-center")
     with pytest.raises(UserError, match="There are calibrated"):
         selectors.get("zzz")
+
+
+def test_a_selector_of_another_module_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selectors, "SELECTORS", dict(selectors.SELECTORS))
+    entry = selectors.SELECTORS["herding"]
+    selectors.register("mine", entry)
+    selectors.register("mine", entry)
+    assert selectors.unguarded("mine") is selectors.unguarded("herding")
+    with pytest.raises(UserError, match=r"There is a selector 'craig' already"):
+        selectors.register("craig", entry)
 
 
 def test_names_and_texts_need_no_torch() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from corefed.base.errors import UserError
 from corefed.base.settings import Positive, list_settings
 from corefed.coreset.solvers import SOLVERS
-from corefed.methods import coreset_pfedbayes, registry
+from corefed.methods import registry
 from corefed.selectors import SELECTORS
 from corefed.selectors.settings import Selection
 from corefed.settings import config
@@ -326,9 +326,14 @@ def test_a_setting_of_another_selector_is_refused(given: list[str], mended: str)
         resolve(assignments=given)
 
 
-def test_every_selector_can_be_set() -> None:
-    kind = get_type_hints(coreset_pfedbayes.Config)["selector"]
-    assert set(get_args(kind)) == set(SELECTORS)
+@pytest.mark.parametrize("name", SELECTORS)
+def test_every_selector_can_be_set(name: str) -> None:
+    assert resolve(assignments=[f"selector={name}"]).settings.selector == name
+
+
+def test_a_misspelt_selector_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"no selector 'k-center'\. Did you mean 'k-centre'\?"):
+        resolve(assignments=["selector=k-center"])
 
 
 def test_every_solver_but_the_one_that_needs_posteriors_runs_in_a_federation() -> None:

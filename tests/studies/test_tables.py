@@ -24,6 +24,10 @@ SMALL: Flags = {
     "data": "digits", "rounds": 3, "local_steps": 2, "clients": 4, "hidden": (8,), "seeds": (0, 1),
     "evaluate_every": 1, "evaluate_draws": 2, "checkpoint_every": 1, "device": "cpu",
 }  # fmt: skip
+IN_THE_PAPER = {
+    "coreset-pfedbayes", "pfedbayes", "random-subset", "fedavg", "pfedme", "per-fedavg", "bnfed",
+    "independent", "submodular-logdet", "submodular-dispsum", "submodular-dispmin",
+}  # fmt: skip
 
 
 def small(row: str, **flags: object) -> Cell:
@@ -89,7 +93,7 @@ def test_every_cell_is_a_valid_experiment(scale: str) -> None:
     every = [*table1.cells(scale), *table2.cells(scale), *table3.cells(scale)]
     for cell in every:
         resolve(flags=cell.flags)
-    assert {str(cell.flags["method"]) for cell in every} == set(METHODS)
+    assert {str(cell.flags["method"]) for cell in every} == IN_THE_PAPER <= set(METHODS)
     for table in (table1, table2, table3):
         mine = list(table.cells(scale))
         places = {cells.place_of(cell, Path()) for cell in mine}

@@ -59,11 +59,8 @@ class Config(pfedbayes.Config):
     paper's selector. `paper`: Algorithm 1 to the letter."""
     fraction: Part = 0.1
     """Size of a client's coreset: k = ceil(fraction n)."""
-    selector: Literal[
-        "calibrated", "matching", "craig", "gradmatch", "herding", "k-centre", "loss",
-        "gradient-norm", "leverage", "random",
-    ] = "calibrated"  # fmt: skip
-    """How the coreset is chosen (not used by preset paper); `docs/selectors.md` compares
+    selector: str = "calibrated"
+    """How the coreset is chosen (not used by preset paper), by name; `docs/selectors.md` compares
     selectors."""
     selection: Selection = field(default_factory=Selection)
     renewal: Renewal = field(default_factory=Renewal)
@@ -113,6 +110,7 @@ OWN = {
 
 def check(config: Config) -> None:
     """Refuse a coreset that is never reselected, and settings that the selector does not use."""
+    selectors.named(config.selector)
     if config.renewal.refresh_every == 0 and config.renewal.budget == 0:
         raise UserError("refresh_every and budget are both 0: give one of them a value.")
     for selector, names in OWN.items():

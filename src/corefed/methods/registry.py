@@ -1,5 +1,7 @@
 """Every method by name. A new method is one new file and one new row in `METHODS`.
 
+A method outside the package is made known by `register` instead.
+
 The modules are imported when asked for, so that listing the names needs no torch. A method's module
 has `Config`, a frozen dataclass, and `build(config, model) -> Method`; it may have
 `PRESETS: dict[str, dict[str, object]]` (for a Config with a field `preset`) and
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    module: str
+    module: str  # where it is, as import_module takes it
     description: str
 
 
@@ -70,6 +72,16 @@ METHODS: dict[str, Entry] = {
         "fedavg on points chosen greedily by their smallest distance",
     ),
 }
+
+
+def register(name: str, entry: Entry) -> None:
+    """Make a method known that is not part of the package, for as long as this process runs.
+
+    In the method's own file, `register("fedprox", Entry(__name__, "what it is"))` does it.
+    """
+    if METHODS.get(name, entry).module != entry.module:
+        raise UserError(f"There is a method {name!r} already; give yours another name.")
+    METHODS[name] = entry
 
 
 def module(name: str) -> ModuleType:

@@ -1,6 +1,7 @@
 """Ways to choose a client's points, by name: one interface (`frame.Selector`) for all.
 
-May import coreset and the rooms below it. The modules are imported when asked for, so names and
+A selector outside the package is made known by `register`. May import coreset and the rooms below
+it. The modules are imported when asked for, so names and
 texts need no torch.
 """
 
@@ -16,42 +17,92 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    module: str
+    """Where a selector is, what it does, and what it promises; a test checks every promise."""
+
+    module: str  # as import_module takes it
     function: str
     description: str
     passes: float | None = 1.0  # forward passes of each point; None: as the settings say
+    random: bool = False  # another seed selects other points
+    fewer: bool = False  # may select fewer than k points
+    remembers: bool = False  # uses the memory of its last selection
 
 
+HERE = "corefed.selectors"
 SELECTORS: dict[str, Entry] = {
     "calibrated": Entry(
-        "calibrated", "select", "drawn by importance, each in its turn, weights calibrated", None
+        f"{HERE}.calibrated",
+        "select",
+        "drawn by importance, each in its turn, weights calibrated",
+        passes=None,
+        random=True,
+        remembers=True,
     ),
     "matching": Entry(
-        "matching", "select", "potentials matched by a solver, as in the paper (Eq. 4)", None
+        f"{HERE}.matching",
+        "select",
+        "potentials matched by a solver, as in the paper (Eq. 4)",
+        passes=None,
+        random=True,
+        fewer=True,
     ),
     "craig": Entry(
-        "craig", "select", "medoids of the last-layer gradients in each class (CRAIG, 2020)"
+        f"{HERE}.craig",
+        "select",
+        "medoids of the last-layer gradients in each class (CRAIG, 2020)",
     ),
     "gradmatch": Entry(
-        "gradmatch", "select", "points whose weighted gradients add up to all (GradMatch, 2021)"
+        f"{HERE}.gradmatch",
+        "select",
+        "points whose weighted gradients add up to all (GradMatch, 2021)",
+        fewer=True,
     ),
     "herding": Entry(
-        "herding", "select", "points whose features follow the mean of their class (iCaRL, 2017)"
+        f"{HERE}.herding",
+        "select",
+        "points whose features follow the mean of their class (iCaRL, 2017)",
     ),
     "k-centre": Entry(
-        "k_centre", "select", "centres that cover all features within the smallest radius (2018)"
+        f"{HERE}.k_centre",
+        "select",
+        "centres that cover all features within the smallest radius (2018)",
     ),
     "loss": Entry(
-        "sampling", "loss", "a sample in proportion to the loss, weighted to be unbiased"
+        f"{HERE}.sampling",
+        "loss",
+        "a sample in proportion to the loss, weighted to be unbiased",
+        random=True,
     ),
     "gradient-norm": Entry(
-        "sampling", "gradient_norm", "a sample in proportion to the last layer's gradient norms"
+        f"{HERE}.sampling",
+        "gradient_norm",
+        "a sample in proportion to the last layer's gradient norms",
+        random=True,
     ),
     "leverage": Entry(
-        "sampling", "leverage", "a sample in proportion to leverages of last-layer gradients"
+        f"{HERE}.sampling",
+        "leverage",
+        "a sample in proportion to leverages of last-layer gradients",
+        random=True,
     ),
-    "random": Entry("sampling", "random", "a simple random sample with weights n/k", 0.0),
+    "random": Entry(
+        f"{HERE}.sampling",
+        "random",
+        "a simple random sample with weights n/k",
+        passes=0.0,
+        random=True,
+    ),
 }
+
+
+def register(name: str, entry: Entry) -> None:
+    """Make a selector known that is not part of the package, for as long as this process runs.
+
+    In the selector's own file, `register("mine", Entry(__name__, "select", "what it is"))` does it.
+    """
+    if SELECTORS.get(name, entry).module != entry.module:
+        raise UserError(f"There is a selector {name!r} already; give yours another name.")
+    SELECTORS[name] = entry
 
 
 def named(name: str) -> Entry:
@@ -62,10 +113,15 @@ def named(name: str) -> Entry:
     return SELECTORS[name]
 
 
+def unguarded(name: str) -> Selector:
+    """The selector of that name as it is written, without the rules of `guard.py`."""
+    entry = named(name)
+    selector: Selector = getattr(import_module(entry.module), entry.function)
+    return selector
+
+
 def get(name: str) -> Selector:
     """The selector of that name, under the rules of `guard.py`."""
-    entry = named(name)
-    selector: Selector = getattr(import_module(f"corefed.selectors.{entry.module}"), entry.function)
     guard = import_module("corefed.selectors.guard")
-    guarded: Selector = guard.guarded(selector)
+    guarded: Selector = guard.guarded(unguarded(name))
     return guarded
