@@ -1,8 +1,8 @@
-"""What the figures of `bench selectors` say: paired differences, counts of them, costs to a target.
+"""What the numbers of `bench selectors` show: paired differences, their counts, costs to a target.
 
-Up is better everywhere: an accuracy's difference is in points, an RMSE's is by how many percent of
-the other's it is smaller. Seeds share splits, initial weights and minibatches, so differences are
-taken seed by seed, and Student's t gives an interval for their mean.
+Up is better everywhere. A difference in accuracy is in points; in RMSE it is by how many percent
+the RMSE is smaller. Seeds share splits, initial weights and minibatches, so differences are paired
+by seed, and Student's t gives an interval for their mean.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from corefed.show.page import paired
 from corefed_studies.reproduce.results import Result, Results
-from corefed_studies.reproduce.selectors import FULL, Spot, spot_of
+from corefed_studies.reproduce.selectors.study import FULL, Spot, spot_of
 
 SURE = 0.05
 """One less the level of intervals, and the family-wise level of Holm's correction."""
@@ -43,7 +44,7 @@ class Mean(NamedTuple):
 
 
 def mean_of(each: Sequence[float]) -> Mean:
-    """Of independent values, one a seed."""
+    """Of independent values, one per seed."""
     from scipy.stats import t
 
     values = np.asarray(each, float)
@@ -54,16 +55,6 @@ def mean_of(each: Sequence[float]) -> Mean:
     # Differences that are all the same leave nothing to doubt; scipy would divide 0 by 0.
     p = 2 * float(t.sf(abs(value) / error, seeds - 1)) if error else float(value == 0)
     return Mean(value, float(t.ppf(1 - SURE / 2, seeds - 1)) * error, p)
-
-
-def holm(p: Sequence[float], level: float = SURE) -> list[bool]:
-    """Which of several hypotheses are rejected, so that any false one has at most this chance."""
-    rejected = [False] * len(p)
-    for rank, place in enumerate(sorted(range(len(p)), key=p.__getitem__)):
-        if not p[place] <= level / (len(p) - rank):
-            break
-        rejected[place] = True
-    return rejected
 
 
 # --- of cells -------------------------------------------------------------------------------------
@@ -122,7 +113,8 @@ class Counts(NamedTuple):
 
 def count(compared: Iterable[Compared]) -> Counts:
     gaps = [each.gap for each in compared]
-    sure = holm([1.0 if math.isnan(each.p) else each.p for each in gaps])
+    corrected = paired.holm([1.0 if math.isnan(each.p) else each.p for each in gaps])
+    sure = [p <= SURE for p in corrected]
     return Counts(
         len(gaps),
         sum(each.above for each in gaps),
