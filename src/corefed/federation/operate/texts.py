@@ -42,7 +42,7 @@ run = ""
 """
 
 APP_MODULE = '''\
-"""Nothing: server and clients run corefed.federation.flower of their own installation."""
+"""Nothing: server and clients run corefed.federation.flower.app of their own installation."""
 
 client_app = server_app = None
 '''
