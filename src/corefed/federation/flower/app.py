@@ -40,7 +40,7 @@ def _answer(message: Message) -> Message:
     from corefed.federation.operate import folder
 
     try:
-        place = folder.Client.from_environment().place()
+        place = folder.ClientFolder.from_environment().place()
     except Exception:  # Flower would send its text, which names paths, to the server
         traceback.print_exc()
         raise RuntimeError("it cannot read its own folder; its own log says why") from None
@@ -61,7 +61,7 @@ def _main(grid: Grid, context: Context) -> None:
     from corefed.federation.flower.link import FlowerLink, bounded_pulls
     from corefed.federation.operate import folder
 
-    here = folder.Server.from_environment()
+    here = folder.ServerFolder.from_environment()
     path = here.run_folder(str(context.run_config.get("run", "")))
     link = FlowerLink(
         grid, here.keys(), here.rules.max_message_mb, here.bound_messages, here.turned_away
