@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,57 +13,43 @@ import typer
 
 from corefed.base.errors import UserError
 from corefed.commands.options import Json
-from corefed_studies.reproduce import NAMES
-from corefed_studies.reproduce import main as run_study
+from corefed_studies import bench as benchmarks
+from corefed_studies import reproduce as experiments
+from corefed_studies.bench import Benchmark
+from corefed_studies.reproduce import Study
 
-# The command line's own help of a positional argument is not shown by every typer and click.
-REPRODUCE_NAMES = "Names:\n\n" + "\n\n".join(
-    f"{name}: {entry.description}." for name, entry in NAMES.items()
-)
+Options = Mapping[str, Benchmark] | Mapping[str, Study]
 
-BENCH_NAMES = """Names:
 
-runtime: all clients at once against one after the other.
-
-coreset: what a round on coresets costs beside one on all data.
-
-solvers: the coreset solvers compared, quality and time.
-
-selectors: ways to choose a coreset compared by training on it; paper is hours on a GPU.
-
-million: a coreset of a million points, time and memory.
-
-submodular: greedy selection, beside submodlib where it is installed.
-
-review: whether predictions kept by `corefed predict` reach the promised error rate."""
+def _list(entries: Options) -> str:
+    """Names with what they do; typer and click do not always show the help of an argument."""
+    return "Names:\n\n" + "\n\n".join(f"{name}: {e.description}." for name, e in entries.items())
 
 
 def bench(
     name: Annotated[str, typer.Argument(help="One of the names below.")],
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Folder for the figures.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the numbers.")] = None,
     scale: Annotated[
-        str, typer.Option(help="Of all but runtime and coreset: quick or paper.")
+        str, typer.Option(help="`quick` or `paper`; ignored by runtime and coreset.")
     ] = "paper",
     page: Annotated[
         Path | None,
-        typer.Option(help="Of solvers and selectors: a Markdown page to put the tables into."),
+        typer.Option(help="solvers, selectors: a Markdown page to put the tables into."),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(help="Of selectors: runs side by side; as suits the machine if not given."),
+        typer.Option(help="selectors: runs at the same time; chosen by the machine if not given."),
     ] = None,
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="Of selectors: show this result file, train nothing."),
+        typer.Option("--from", help="selectors: show this result file, train nothing."),
     ] = None,
 ) -> None:
     """Measure speed, memory and quality on this machine."""
     _check_scale(scale)
     _check_jobs(jobs)
-    from corefed_studies.bench import main as run_benchmark  # torch takes a second
-
-    run_benchmark(name, device=device, out=out, scale=scale, page=page, jobs=jobs, results=source)
+    benchmarks.main(name, device=device, out=out, scale=scale, page=page, jobs=jobs, source=source)
 
 
 def reproduce(
@@ -79,34 +66,34 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs.")] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(help="Of tables: runs side by side; as suits the machine if not given."),
+        typer.Option(help="Tables: runs at the same time; chosen by the machine if not given."),
     ] = None,
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="Of tables: make them from this result file, train nothing."),
+        typer.Option("--from", help="Tables: make them from this result file, train nothing."),
     ] = None,
     page: Annotated[
-        Path | None, typer.Option(help="Of tables: a Markdown page with marks to put them into.")
+        Path | None, typer.Option(help="Tables: a Markdown page with marks to put them into.")
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Of figure2: a CSV or array of latitude, longitude and price; of table2: a folder "
-            "of images."
+            help="figure2: a CSV or array of latitude, longitude and price; table2: a folder of "
+            "images."
         ),
     ] = None,
     postcodes: Annotated[
         Path | None,
-        typer.Option(help="Of figure2: where postcodes are, for a Land Registry price-paid CSV."),
+        typer.Option(help="figure2: where postcodes are, for a Land Registry price-paid CSV."),
     ] = None,
 ) -> None:
-    """Run the experiments behind a table or figure, with the paper's figures beside ours.
+    """Run the experiments behind a table or figure, with the paper's numbers beside ours.
 
-    A command that was stopped goes on where it was.
+    A command that was stopped continues where it was.
     """
     _check_scale(scale)
     _check_jobs(jobs)
-    run_study(
+    experiments.main(
         name, scale, out, jobs=jobs, results=source, page=page, data=data, postcodes=postcodes
     )
 
@@ -137,7 +124,7 @@ The pages on the theory say which statements survive, and why."""
 
 
 def theory(
-    n: Annotated[int, typer.Option(help="Points of a client.")] = 5000,
+    n: Annotated[int, typer.Option(help="Points per client.")] = 5000,
     k: Annotated[int, typer.Option(help="Points of its coreset (n_k).")] = 500,
     inputs: Annotated[int, typer.Option(help="Inputs of the network (s_0).")] = 20,
     layers: Annotated[int, typer.Option(help="Hidden layers (L).")] = 1,
@@ -201,6 +188,6 @@ def theory(
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands of the studies to the command line."""
-    app.command(epilog=BENCH_NAMES)(bench)
-    app.command(epilog=REPRODUCE_NAMES)(reproduce)
+    app.command(epilog=_list(benchmarks.NAMES))(bench)
+    app.command(epilog=_list(experiments.NAMES))(reproduce)
     app.command(epilog=THEORY_EXAMPLES)(theory)

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from federation_processes import Federation, family
+from federation_processes import Federation, process_tree
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -26,7 +26,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from corefed.federation.engine.fence import BODY
 from corefed.federation.operate import certificates, processes, registering
-from corefed.federation.operate.folder import Server
+from corefed.federation.operate.folder import ServerFolder
 from corefed.settings.config import resolve
 from corefed.training import record
 
@@ -39,12 +39,12 @@ def points(fed: Federation) -> Path:
 
 
 @pytest.fixture
-def server(fed: Federation) -> Server:
-    return Server.read(fed.path)
+def server(fed: Federation) -> ServerFolder:
+    return ServerFolder.read(fed.path)
 
 
 @pytest.fixture
-def abroad(server: Server) -> str:
+def abroad(server: ServerFolder) -> str:
     """An address of this machine at which a request does not come from the machine itself."""
     if server.address.host == "127.0.0.1":
         pytest.skip("this machine has no address but the loopback")
@@ -59,7 +59,7 @@ def key_of(fed: Federation, name: str) -> ec.EllipticCurvePrivateKey:
 
 
 def fleet(
-    server: Server, signing: ec.EllipticCurvePrivateKey, shown: ec.EllipticCurvePublicKey
+    server: ServerFolder, signing: ec.EllipticCurvePrivateKey, shown: ec.EllipticCurvePublicKey
 ) -> FleetHttpClient:
     """The clients' API, as somebody with this key who shows that one."""
     return FleetHttpClient.from_server_address(
@@ -83,45 +83,49 @@ def refused(call: Any, request: Any) -> int:
 # Keys
 
 
-def test_an_unregistered_key_is_refused(server: Server) -> None:
+def test_an_unregistered_key_is_refused(server: ServerFolder) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     with fleet(server, key, key.public_key()) as client:
         assert refused(client.ActivateNode, activate(key.public_key())) == 412
 
 
-def test_a_public_key_without_its_private_key_is_refused(fed: Federation, server: Server) -> None:
+def test_a_public_key_without_its_private_key_is_refused(
+    fed: Federation, server: ServerFolder
+) -> None:
     mine, alice = ec.generate_private_key(ec.SECP384R1()), key_of(fed, "alice").public_key()
     with fleet(server, mine, alice) as client:
         assert refused(client.ActivateNode, activate(alice)) == 401
 
 
-def test_a_registered_client_is_nobody_else(fed: Federation, server: Server) -> None:
+def test_a_registered_client_is_nobody_else(fed: Federation, server: ServerFolder) -> None:
     bob = key_of(fed, "bob")
-    node = int(registering.nodes(server)[public_key_to_bytes(key_of(fed, "alice").public_key())][0])
+    node = int(
+        registering.list_nodes(server)[public_key_to_bytes(key_of(fed, "alice").public_key())][0]
+    )
     with fleet(server, bob, bob.public_key()) as client:
         request = PullMessagesRequest(node=Node(node_id=node))
         assert refused(client.PullMessages, request) == 401
 
 
 def test_a_client_with_a_wrong_key_is_told_so(
-    fed: Federation, server: Server, points: Path, tmp_path: Path
+    fed: Federation, server: ServerFolder, points: Path, tmp_path: Path
 ) -> None:
     """The whole program: it says what is wrong, and Flower's SuperNode is not let in."""
     folder = shutil.copytree(fed.path / "clients" / "carol", tmp_path / "carol")
-    (folder / "key").write_bytes(certificates.node().key)
+    (folder / "key").write_bytes(certificates.make_node_key().key)
     process = fed.client(folder, points)
     fed.others.append(process.start())
     process.wait_for("The server refuses the key of carol: it is not registered there")
     process.gone()
     assert "412" in fed.server.said()
-    assert registering.states(server)["carol"] == "registered"  # which means: never seen
+    assert registering.client_states(server)["carol"] == "registered"  # which means: never seen
 
 
 def test_a_client_with_another_federations_ca_does_not_talk(
     fed: Federation, points: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(fed.path / "clients" / "carol", tmp_path / "carol")
-    (folder / "ca.crt").write_bytes(certificates.authority("another").public)
+    (folder / "ca.crt").write_bytes(certificates.make_authority("another").public)
     process = fed.client(folder, points)
     fed.others.append(process.start())
     assert process.wait() == 2
@@ -132,20 +136,20 @@ def test_a_client_with_another_federations_ca_does_not_talk(
 # The network
 
 
-def test_plain_http_gets_no_answer(server: Server) -> None:
+def test_plain_http_gets_no_answer(server: ServerFolder) -> None:
     connection = http.client.HTTPConnection(*server.address, timeout=10)
     connection.request("GET", "/health")
     with pytest.raises((http.client.HTTPException, OSError)):
         connection.getresponse()
 
 
-def test_the_server_shows_a_certificate_of_its_own_authority(server: Server) -> None:
+def test_the_server_shows_a_certificate_of_its_own_authority(server: ServerFolder) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         _get(server, server.address.host, "/health", ssl.create_default_context())
     assert _get(server, server.address.host, "/health") == 200
 
 
-def _get(server: Server, host: str, path: str, context: ssl.SSLContext | None = None) -> int:
+def _get(server: ServerFolder, host: str, path: str, context: ssl.SSLContext | None = None) -> int:
     context = context or ssl.create_default_context(cafile=str(server.path / "ca.crt"))
     port = server.address.port
     connection = http.client.HTTPSConnection(host, port, timeout=20, context=context)
@@ -155,7 +159,7 @@ def _get(server: Server, host: str, path: str, context: ssl.SSLContext | None = 
     return status
 
 
-def _post(server: Server, host: str, path: str, headers: dict[str, str] | None = None) -> int:
+def _post(server: ServerFolder, host: str, path: str, headers: dict[str, str] | None = None) -> int:
     context = ssl.create_default_context(cafile=str(server.path / "ca.crt"))
     with httpx.Client(verify=context, timeout=20) as client:
         content = {"content-type": "application/protobuf", **(headers or {})}
@@ -172,7 +176,7 @@ def _post(server: Server, host: str, path: str, headers: dict[str, str] | None =
     ],
 )  # fmt: skip
 def test_the_operators_api_is_closed_to_other_machines(
-    server: Server, abroad: str, path: str
+    server: ServerFolder, abroad: str, path: str
 ) -> None:
     spoofed = {"x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1"}
     for headers in ({}, spoofed):
@@ -181,22 +185,24 @@ def test_the_operators_api_is_closed_to_other_machines(
 
 
 @pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/"])
-def test_nothing_else_is_shown_to_other_machines(server: Server, abroad: str, path: str) -> None:
+def test_nothing_else_is_shown_to_other_machines(
+    server: ServerFolder, abroad: str, path: str
+) -> None:
     assert _get(server, abroad, path) == 403
 
 
-def test_the_clients_api_is_open_to_other_machines(server: Server, abroad: str) -> None:
+def test_the_clients_api_is_open_to_other_machines(server: ServerFolder, abroad: str) -> None:
     # 401: authentication answers, so the request came through the fence.
     assert _post(server, abroad, "/v1/fleet/pull-messages") == 401
     assert _get(server, abroad, "/health") == 200
 
 
-def test_the_operators_api_is_open_on_the_servers_machine(server: Server) -> None:
+def test_the_operators_api_is_open_on_the_servers_machine(server: ServerFolder) -> None:
     assert _post(server, "127.0.0.1", "/v1/control/list-runs") == 200
-    assert registering.states(server)["alice"] == "online"
+    assert registering.client_states(server)["alice"] == "online"
 
 
-def test_a_large_body_is_refused_without_being_read(fed: Federation, server: Server) -> None:
+def test_a_large_body_is_refused_without_being_read(fed: Federation, server: ServerFolder) -> None:
     assert fed.server.process is not None
     before = _memory(fed.server.process.pid)
     for chunked in (False, True):
@@ -207,7 +213,7 @@ def test_a_large_body_is_refused_without_being_read(fed: Federation, server: Ser
     assert _get(server, server.address.host, "/health") == 200
 
 
-def _send(server: Server, size: int, *, chunked: bool) -> int:
+def _send(server: ServerFolder, size: int, *, chunked: bool) -> int:
     """Send zeros until the server has had enough; the status it answers."""
     context = ssl.create_default_context(cafile=str(server.path / "ca.crt"))
     length = "transfer-encoding: chunked" if chunked else f"content-length: {size}"
@@ -233,7 +239,7 @@ def _send(server: Server, size: int, *, chunked: bool) -> int:
 def _memory(pid: int) -> int:
     """Resident bytes of a process and all that it started."""
     total = 0
-    for each in family(pid):
+    for each in process_tree(pid):
         try:
             total += int(Path(f"/proc/{each}/statm").read_text().split()[1])
         except OSError:
@@ -254,7 +260,7 @@ server_app = ServerApp()
 
 
 def test_code_in_a_submitted_bundle_runs_nowhere(
-    fed: Federation, server: Server, tmp_path: Path
+    fed: Federation, server: ServerFolder, tmp_path: Path
 ) -> None:
     """The bundle has code that leaves a file when it is imported; the training goes its own way."""
     mark = tmp_path / "marks" / "ran"
@@ -266,7 +272,7 @@ def test_code_in_a_submitted_bundle_runs_nowhere(
     experiment = resolve(server.path / record.EXPERIMENT)
     record.Folder(server.runs / "evil").create(experiment)
 
-    processes.flwr(server, "run", str(app), processes.LINK, "--run-config", 'run="evil"')
+    processes.run_flwr(server, "run", str(app), processes.LINK, "--run-config", 'run="evil"')
     until = time.monotonic() + 90
     while not (server.runs / "evil" / record.SUMMARY).exists() and time.monotonic() < until:
         time.sleep(0.2)
@@ -281,7 +287,7 @@ def test_a_token_is_on_no_command_line(fed: Federation) -> None:
     """SuperExec passes it on within its own family; `ps` shows commands to every user."""
     client = fed.clients["alice"].process
     assert client is not None
-    words = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family(client.pid)]
+    words = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in process_tree(client.pid)]
     assert len(words) >= 4  # command, SuperNode, SuperExec, its nursery
     assert not any(b"--token" in each for each in words)
 
@@ -289,16 +295,16 @@ def test_a_token_is_on_no_command_line(fed: Federation) -> None:
 # Coming and going
 
 
-def test_keys_that_come_and_go(fed: Federation, server: Server) -> None:
+def test_keys_that_come_and_go(fed: Federation, server: ServerFolder) -> None:
     """The folder is the list: a running server follows it, and the training reads it."""
     keys, toml = server.path / "clients", server.path / "federation.toml"
     before = toml.read_bytes()
     kept = (keys / "carol.pub").read_bytes()
     (keys / "carol.pub").unlink()
     assert list(server.keys().values()) == ["alice", "bob"]
-    assert registering.states(server)["carol"] == "excluded"
+    assert registering.client_states(server)["carol"] == "excluded"
     (keys / "carol.pub").write_bytes(kept)
-    assert registering.states(server)["carol"] == "registered"  # no harm was done
+    assert registering.client_states(server)["carol"] == "registered"  # no harm was done
 
     assert fed.command("add", "dave")[0] == 0
     fed.server.wait_for("dave is registered")
@@ -314,25 +320,25 @@ def test_keys_that_come_and_go(fed: Federation, server: Server) -> None:
     toml.write_bytes(before)
 
 
-def test_a_killed_client_rejoins_at_once(fed: Federation, server: Server) -> None:
+def test_a_killed_client_rejoins_at_once(fed: Federation, server: ServerFolder) -> None:
     """Flower alone would refuse it until its old session has run out."""
     client = fed.clients["alice"]
     client.kill9()
-    assert registering.states(server)["alice"] == "online"  # the server cannot know yet
+    assert registering.client_states(server)["alice"] == "online"  # the server cannot know yet
     began = time.monotonic()
     client.start().wait_for("SuperNode ID:")
     assert "Failed to activate" not in client.said()
-    assert registering.states(server)["alice"] == "online"
+    assert registering.client_states(server)["alice"] == "online"
     assert time.monotonic() - began < 60
 
 
 def test_a_server_ends_what_it_started_and_keeps_what_it_knows(
-    fed: Federation, server: Server
+    fed: Federation, server: ServerFolder
 ) -> None:
     """Asked to end, as by a service manager, and started again: the same clients reconnect."""
-    nodes = registering.nodes(server)
+    nodes = registering.list_nodes(server)
     assert fed.server.process is not None
-    started = family(fed.server.process.pid)
+    started = process_tree(fed.server.process.pid)
     assert len(started) >= 4  # command, SuperLink, SuperExec, its nursery
     assert fed.server.stop() == 0
     until = time.monotonic() + 15
@@ -341,11 +347,11 @@ def test_a_server_ends_what_it_started_and_keeps_what_it_knows(
     assert not [pid for pid in started if _alive(pid)]
     fed.server.start()
     fed.wait_ready()
-    after = registering.nodes(server)
+    after = registering.list_nodes(server)
     assert {key: node.number for key, node in after.items()} == {
         key: node.number for key, node in nodes.items()
     }
-    assert registering.states(server)["alice"] == "online"
+    assert registering.client_states(server)["alice"] == "online"
 
 
 def _alive(pid: int) -> bool:
@@ -368,7 +374,7 @@ def test_refusals_are_told_with_names(tmp_path: Path) -> None:
     from corefed.federation.operate import creating
 
     creating.create(tmp_path / "fed", ["alice", "bob"], "127.0.0.1:8000")
-    server = Server.read(tmp_path / "fed")
+    server = ServerFolder.read(tmp_path / "fed")
     assert server.turned_away("alice") == ""
     lines = [{"client": "alice", "reason": "one"}, {"client": "bob", "reason": "two"}]
     (server.path / "refused.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))

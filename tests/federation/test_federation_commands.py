@@ -15,7 +15,7 @@ from commands import corefed
 from federation_processes import Federation
 
 from corefed.federation.operate import creating, demo, following, processes, serving
-from corefed.federation.operate.folder import Client, Server
+from corefed.federation.operate.folder import ClientFolder, ServerFolder
 from corefed.training import record
 
 real = pytest.mark.federation
@@ -171,11 +171,11 @@ def test_status_without_a_server(made: Path) -> None:
 
 def test_removing_a_client_without_a_server(made: Path) -> None:
     assert corefed("federation", "remove", made, "bob").code == 0
-    assert list(Server.read(made).keys().values()) == ["alice"]
+    assert list(ServerFolder.read(made).keys().values()) == ["alice"]
 
 
 def test_a_port_that_is_taken(made: Path) -> None:
-    server = Server.read(made)
+    server = ServerFolder.read(made)
     with socket.create_server(server.address):
         result = corefed("federation", "server", made)
     assert result.code == 2
@@ -213,7 +213,7 @@ def test_a_device_that_is_not_there(made: Path, tmp_path: Path) -> None:
 
 def test_a_server_that_does_not_speak_tls(made: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", X=np.zeros((9, 2), "float32"), y=np.arange(9) % 2)
-    client = Client.read(made / "clients" / "bob")
+    client = ClientFolder.read(made / "clients" / "bob")
     with socket.create_server(client.address) as listener:
         process = subprocess.Popen(
             [
@@ -243,7 +243,7 @@ def test_flower_is_told_to_stay_quiet_and_finds_our_programs_only(
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     monkeypatch.setenv("NO_PROXY", "example.org")
     monkeypatch.setenv("COREFED_SERVER", "/elsewhere")
-    server, client = Server.read(made), Client.read(made / "clients" / "bob")
+    server, client = ServerFolder.read(made), ClientFolder.read(made / "clients" / "bob")
     for environment, path in (
         (processes.server_environment(server), server.path),
         (processes.client_environment(client, "data", None), client.path),
@@ -259,8 +259,8 @@ def test_flower_is_told_to_stay_quiet_and_finds_our_programs_only(
 
 
 def test_commands_of_flower_carry_no_secret(made: Path) -> None:
-    server, client = Server.read(made), Client.read(made / "clients" / "bob")
-    link, node = processes.superlink(server), processes.supernode(client)
+    server, client = ServerFolder.read(made), ClientFolder.read(made / "clients" / "bob")
+    link, node = processes.superlink_command(server), processes.supernode_command(client)
     assert "--enable-supernode-auth" in link
     assert "--disable-runtime-dependency-installation" in link
     assert "--insecure" not in link + node

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from federation_points import deal
-from federation_processes import Federation, Process, family, federation
+from federation_processes import Federation, Process, federation, process_tree
 
 from corefed.base.types import Tree
 from corefed.federation import events
@@ -130,7 +130,7 @@ def hold(fed: Federation, name: str, round_: int) -> Path:
 
 def freeze(process: Process, sign: signal.Signals) -> None:
     assert process.process is not None
-    for pid in family(process.process.pid):
+    for pid in process_tree(process.process.pid):
         with suppress(ProcessLookupError):
             os.kill(pid, sign)
 
@@ -219,7 +219,7 @@ def test_a_full_disk_at_a_client(fed: Federation) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(bounds: tuple[int, int]) -> None:
-        for pid in family(carol.process.pid):  # type: ignore[union-attr]
+        for pid in process_tree(carol.process.pid):  # type: ignore[union-attr]
             with suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, bounds)
 
@@ -258,10 +258,10 @@ def test_a_killed_training_process_alone(fed: Federation) -> None:
     until(held.exists)
     trains = int(held.read_text())
     assert carol.process is not None
-    before = family(carol.process.pid)
+    before = process_tree(carol.process.pid)
     os.kill(trains, signal.SIGKILL)
     held.unlink()
     assert run.wait(180) == 0, run.said()
-    assert set(before) - set(family(carol.process.pid)) == {trains}
+    assert set(before) - set(process_tree(carol.process.pid)) == {trains}
     names = [event["client"] for event in events_of(fed, "killed-app", "missing")]
     assert set(names) == {"carol"}

@@ -24,7 +24,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from corefed.base.errors import UserError
 from corefed.federation.operate import certificates, creating, folder
 from corefed.federation.operate.address import Address
-from corefed.federation.operate.folder import Client, Server
+from corefed.federation.operate.folder import ClientFolder, ServerFolder
 from corefed.federation.rules import Rules
 from corefed.settings.config import resolve
 
@@ -78,10 +78,10 @@ def test_nothing_secret_can_be_read_by_others(made: Path) -> None:
 
 
 def test_an_init_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> certificates.Pair:
+    def fails() -> certificates.KeyPair:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(certificates, "node", fails)
+    monkeypatch.setattr(certificates, "make_node_key", fails)
     with pytest.raises(UserError, match="No space left"):
         creating.create(tmp_path / "fed", ["a"], "localhost:8000")
     assert list(tmp_path.iterdir()) == []
@@ -102,7 +102,7 @@ def test_the_same_names_give_the_same_files_with_other_keys(made: Path, tmp_path
 
 def test_the_server_reads_what_init_wrote(made: Path) -> None:
     for path in (made, made / "server"):
-        server = Server.read(path)
+        server = ServerFolder.read(path)
         assert server.path == made / "server"
         assert server.clients == tuple(NAMES)
         assert server.rules == Rules()
@@ -127,12 +127,12 @@ def test_rules_may_be_given_at_once(tmp_path: Path) -> None:
     result = corefed("federation", "init", tmp_path / "fed", "--clients", "a", *given)
     assert result.code == 0, result.err
     wanted = Rules(quorum=1.0, aggregation="median", difference=True)
-    assert Server.read(tmp_path / "fed").rules == wanted
+    assert ServerFolder.read(tmp_path / "fed").rules == wanted
 
 
 def test_a_client_reads_its_folder_wherever_it_is(made: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(made / "clients" / "bob", tmp_path / "elsewhere")
-    client = Client.read(moved)
+    client = ClientFolder.read(moved)
     assert (client.name, str(client.address)) == ("bob", "example.org:8123")
     assert client.about.share_metrics
     assert client.data == folder.Data()
@@ -140,7 +140,7 @@ def test_a_client_reads_its_folder_wherever_it_is(made: Path, tmp_path: Path) ->
 
 
 def test_a_key_is_what_flower_calls_the_client(made: Path) -> None:
-    server = Server.read(made)
+    server = ServerFolder.read(made)
     for name in NAMES:
         private = serialization.load_ssh_private_key(
             (made / "clients" / name / "key").read_bytes(), None
@@ -159,28 +159,30 @@ def test_a_client_may_make_its_own_key(copy: Path) -> None:
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", copy / "own"],
         check=True,
-    ) if shutil.which("ssh-keygen") else (copy / "own.pub").write_bytes(certificates.node().public)
+    ) if shutil.which("ssh-keygen") else (copy / "own.pub").write_bytes(
+        certificates.make_node_key().public
+    )
     shutil.copy(copy / "own.pub", pub)
-    assert sorted(Server.read(copy).keys().values()) == sorted(NAMES)
+    assert sorted(ServerFolder.read(copy).keys().values()) == sorted(NAMES)
 
 
 def test_a_client_without_its_public_key_is_not_admitted(copy: Path) -> None:
     (copy / "server" / "clients" / "bob.pub").unlink()
-    assert list(Server.read(copy).keys().values()) == ["alice", "carol-2"]
+    assert list(ServerFolder.read(copy).keys().values()) == ["alice", "carol-2"]
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"ssh-ed25519 AAAA me\n"])
 def test_what_is_no_key_is_refused(copy: Path, content: bytes) -> None:
     (copy / "server" / "clients" / "bob.pub").write_bytes(content)
     with pytest.raises(UserError, match=r"bob.pub is no public key that Flower takes"):
-        Server.read(copy).keys()
+        ServerFolder.read(copy).keys()
 
 
 def test_two_clients_with_one_key_are_refused(copy: Path) -> None:
     keys = copy / "server" / "clients"
     shutil.copy(keys / "alice.pub", keys / "bob.pub")
     with pytest.raises(UserError, match="is the key of alice too"):
-        Server.read(copy).keys()
+        ServerFolder.read(copy).keys()
 
 
 # Certificates
@@ -243,8 +245,8 @@ def test_how_long_certificates_last(made: Path) -> None:
 
 def test_a_server_with_an_expired_certificate_says_how_to_renew_it(copy: Path) -> None:
     server = copy / "server"
-    ca = certificates.Pair((server / "ca.key").read_bytes(), (server / "ca.crt").read_bytes())
-    expired = certificates.server(ca, "example.org", days=0)
+    ca = certificates.KeyPair((server / "ca.key").read_bytes(), (server / "ca.crt").read_bytes())
+    expired = certificates.sign_server(ca, "example.org", days=0)
     (server / "server.crt").write_bytes(expired.public)
     (server / "server.key").write_bytes(expired.key)
     result = corefed("federation", "server", copy)
@@ -256,7 +258,7 @@ def test_a_server_with_an_expired_certificate_says_how_to_renew_it(copy: Path) -
     assert (server / "server.key").stat().st_mode & 0o077 == 0
     (server / "ca.key").unlink()
     assert "no" in corefed("federation", "renew", copy).err
-    assert Server.read(copy)  # which needs no ca.key
+    assert ServerFolder.read(copy)  # which needs no ca.key
 
 
 # What is refused
@@ -304,7 +306,7 @@ def test_clients_by_words_by_commas_or_repeated(tmp_path: Path) -> None:
     for name, words in (("1", ["a", "b", "c"]), ("2", ["a,b", "c"])):
         arguments = ["--address", "h:1", "--clients", *words]
         assert corefed("federation", "init", tmp_path / name, *arguments).code == 0
-        assert Server.read(tmp_path / name).clients == ("a", "b", "c")
+        assert ServerFolder.read(tmp_path / name).clients == ("a", "b", "c")
 
 
 def test_init_says_what_a_federation_changes_in_an_experiment(tmp_path: Path) -> None:
@@ -363,7 +365,7 @@ def test_mistakes_in_the_files(
     assert change[0] in text
     path.write_text(text.replace(*change, 1))
     with pytest.raises(UserError) as caught:
-        Server.read(copy) if name.startswith("server") else Client.read(path.parent)
+        ServerFolder.read(copy) if name.startswith("server") else ClientFolder.read(path.parent)
     assert sentence in str(caught.value)
 
 
@@ -371,12 +373,12 @@ def test_mistakes_in_the_files(
 def test_a_client_without_a_file_says_what_to_copy(copy: Path, name: str) -> None:
     (copy / "clients" / "bob" / name).unlink()
     with pytest.raises(UserError, match="copy the client's whole folder"):
-        Client.read(copy / "clients" / "bob")
+        ClientFolder.read(copy / "clients" / "bob")
 
 
 def test_a_whole_federation_is_no_client(copy: Path) -> None:
     with pytest.raises(UserError, match="has the clients alice, bob, carol-2; name one"):
-        Client.read(copy)
+        ClientFolder.read(copy)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +405,7 @@ def test_addresses(text: str, address: tuple[str, int]) -> None:
 )
 def test_where_a_server_listens(tmp_path: Path, host: str, bind: str, own: str) -> None:
     creating.create(tmp_path / "fed", ["a"], f"{host}:7")
-    server = Server.read(tmp_path / "fed")
+    server = ServerFolder.read(tmp_path / "fed")
     assert (server.bind, str(server.own_address)) == (bind, own)
 
 
@@ -412,10 +414,10 @@ def test_where_a_server_listens(tmp_path: Path, host: str, bind: str, own: str) 
 
 def test_another_client(copy: Path) -> None:
     assert corefed("federation", "add", copy, "dave").code == 0
-    server = Server.read(copy)
+    server = ServerFolder.read(copy)
     assert server.clients == (*NAMES, "dave")  # at the end: numbers of the others stay
     assert list(server.keys().values())[-1] == "dave"
-    assert Client.read(copy / "clients" / "dave").address == server.address
+    assert ClientFolder.read(copy / "clients" / "dave").address == server.address
     assert (copy / "clients" / "dave" / "key").stat().st_mode & 0o077 == 0
     again = corefed("federation", "add", copy, "dave")
     assert (again.code, "is there twice" in again.err) == (2, True)
@@ -486,9 +488,9 @@ def test_the_readme_names_what_is_there(made: Path) -> None:
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     taken = pytest.raises(UserError, match="Another process is at work")
-    assert not folder.at_work(tmp_path)
+    assert not folder.is_locked(tmp_path)
     with folder.exclusively(tmp_path), taken, folder.exclusively(tmp_path):
         pass
     with folder.exclusively(tmp_path):
-        assert folder.at_work(tmp_path)
-    assert not folder.at_work(tmp_path)
+        assert folder.is_locked(tmp_path)
+    assert not folder.is_locked(tmp_path)

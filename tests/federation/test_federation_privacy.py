@@ -273,9 +273,9 @@ def test_a_delta_that_is_none_is_refused(delta: float) -> None:
 
 def test_releases_compose_as_one_with_less_noise() -> None:
     """T releases of N(u, s^2 I) tell what one of N(u, s^2 / T I) does: their mean is sufficient."""
-    assert privacy.composed([1 / 2.0] * 16) == pytest.approx(1 / (2.0 / 4))
-    assert privacy.composed([3.0, 4.0]) == 5
-    assert privacy.composed([]) == 0
+    assert privacy.compose([1 / 2.0] * 16) == pytest.approx(1 / (2.0 / 4))
+    assert privacy.compose([3.0, 4.0]) == 5
+    assert privacy.compose([]) == 0
 
 
 # Those who see only averages
@@ -367,7 +367,7 @@ def test_a_ledger_counts_over_runs_and_restarts(tmp_path: Path) -> None:
 
 def test_a_ledger_allows_up_to_its_bound_and_not_beyond(tmp_path: Path) -> None:
     ledger = privacy.Ledger(tmp_path / "privacy.json")
-    three = privacy.epsilon(privacy.composed([0.5] * 3), 1e-5)
+    three = privacy.epsilon(privacy.compose([0.5] * 3), 1e-5)
     for t in range(3):
         assert ledger.allows(2.0, three + 1e-9, 1e-5)
         assert not ledger.allows(1.0, three + 1e-9, 1e-5) or t == 0
@@ -467,7 +467,7 @@ def epsilon_table() -> list[str]:
     for noise in (0.5, 1.0, 2.0, 4.0):
         for rounds in (1, 10, 50, 100):
             views = [1 / noise, *(privacy.average_mu(noise, [1.0] * S) for S in (3, 10, 100))]
-            spent = [privacy.epsilon(privacy.composed([mu] * rounds), 1e-5) for mu in views]
+            spent = [privacy.epsilon(privacy.compose([mu] * rounds), 1e-5) for mu in views]
             rows.append([f"{noise:g}", f"{rounds}", *(f"{each:.3g}" for each in spent)])
     columns = ["noise", "rounds", "the server", "average of 3", "average of 10", "average of 100"]
     return markdown_table(columns, rows)

@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from corefed.federation.engine import bell, fence, node, patching, sandbox, warm
+from corefed.federation.engine import fence, node, patches, sandbox, signals, warm
 from corefed.federation.engine.sandbox import Order
 
 
@@ -98,7 +99,7 @@ def test_other_machines_may_not_ask_for_anything_else(path: str, home: Path) -> 
     ],
 )
 def test_who_is_on_this_machine(peer: tuple[str, int] | None, here: bool) -> None:
-    assert fence.local(peer) == here
+    assert fence.is_local(peer) == here
 
 
 def test_a_socket_is_no_way_around() -> None:
@@ -115,7 +116,7 @@ def test_bodies_are_bounded_by_what_they_say_and_by_what_they_are() -> None:
 
 
 def test_a_run_that_is_started_wakes_who_waits_for_it(home: Path) -> None:
-    waiting = bell.Bell()
+    waiting = signals.Bell()
     asked("/v1/control/list-runs", ("127.0.0.1", 1))
     asked(fence.START)  # refused
     assert not rung(waiting)
@@ -126,7 +127,7 @@ def test_a_run_that_is_started_wakes_who_waits_for_it(home: Path) -> None:
 # The bell
 
 
-def rung(waiting: bell.Bell) -> bool:
+def rung(waiting: signals.Bell) -> bool:
     """Whether it was rung before; far below Flower's second between questions, if so."""
     began = time.monotonic()
     waiting.wait(0.2)
@@ -134,14 +135,14 @@ def rung(waiting: bell.Bell) -> bool:
 
 
 def test_a_bell_is_heard_once_however_often_it_was_rung(home: Path) -> None:
-    waiting = bell.Bell()
+    waiting = signals.Bell()
     assert not rung(waiting)
-    bell.ring()
-    bell.ring()
+    signals.ring()
+    signals.ring()
     assert rung(waiting)
     assert not rung(waiting)
-    assert not rung(bell.Bell())  # of a process that is started later
-    threading.Timer(0.1, bell.ring).start()
+    assert not rung(signals.Bell())  # of a process that is started later
+    threading.Timer(0.1, signals.ring).start()
     began = time.monotonic()
     waiting.wait(30)
     assert time.monotonic() - began < 15
@@ -149,8 +150,8 @@ def test_a_bell_is_heard_once_however_often_it_was_rung(home: Path) -> None:
 
 def test_without_a_bell_there_is_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "missing"))
-    waiting = bell.Bell()
-    bell.ring()
+    waiting = signals.Bell()
+    signals.ring()
     assert not rung(waiting)
 
 
@@ -207,18 +208,37 @@ def test_replies_are_of_the_client_that_sends_them_and_of_bounded_length(tmp_pat
 # Fail closed
 
 
-def test_a_flower_without_a_name_that_must_be_replaced_stops_the_program() -> None:
-    module = ModuleType("flwr.some.module")
-    with pytest.raises(SystemExit, match=r"it has no flwr.some.module.install_from_fab"):
-        patching.replace(module, install_from_fab=None)
+@pytest.mark.parametrize("program", patches.PATCHES)
+def test_every_name_that_is_replaced_is_in_this_flower(program: patches.Program) -> None:
+    patches.check(program)
+    assert all(why for names in patches.PATCHES[program].values() for why in names.values())
+
+
+def test_a_flower_without_a_name_that_must_be_replaced_stops_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = import_module("flwr.supernode.runtime.run_clientapp")
+    with monkeypatch.context() as without:
+        without.delattr(runner, "install_from_fab")
+        with pytest.raises(SystemExit, match=r"it has no flwr.*run_clientapp.install_from_fab"):
+            sandbox.prepare(sandbox.CLIENT)
+        assert runner.get_project_dir is not sandbox._give_no_folder  # nothing was replaced
+    monkeypatch.setitem(patches.PATCHES, "superexec", {"some.module": {"name": "why"}})
+    with pytest.raises(SystemExit, match=r"it has no flwr.some.module"):
+        patches.check("superexec")
     with pytest.raises(SystemExit, match="takes no initial_backoff"):
-        patching.default(lambda: None, initial_backoff=1)
+        patches.set_default(lambda: None, initial_backoff=1)
+
+
+def test_only_what_the_table_lists_can_be_replaced() -> None:
+    with pytest.raises(KeyError, match="not in the table"):
+        patches.replace("supernode.runtime.run_clientapp", run_clientapp=None)
 
 
 def test_another_flower_stops_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     import flwr
 
-    patching.check_version()
+    patches.check("client task")
     monkeypatch.setattr(flwr, "__version__", "1.42.0")
     with pytest.raises(SystemExit, match=r"corefed runs on flwr 1.41, and this is 1.42.0"):
         sandbox.prepare(sandbox.CLIENT)
@@ -242,7 +262,7 @@ from importlib import import_module
 from corefed.federation.engine import sandbox
 sandbox.prepare(sandbox.CLIENT)
 client = import_module("flwr.supernode.runtime.run_clientapp")
-import corefed.federation.flower as ours
+import corefed.federation.flower.app as ours
 load = client.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
 assert load("evil/app", "1.0", "hash") is ours.client_app
 assert client.install_from_fab(b"evil", skip_prompt=True) is None
@@ -276,12 +296,12 @@ def test_other_kinds_of_tasks_are_not_done(
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(variable, "/somewhere")
     with pytest.raises(SystemExit, match="is not done here"):
-        sandbox.do(Order(kind, "127.0.0.1:1", "token", True, None, os.getpid()))
+        sandbox.run_task(Order(kind, "127.0.0.1:1", "token", True, None, os.getpid()))
     ours, theirs = socket.socketpair()
     executor = warm.Executor(ours)
     theirs.send(warm.READY)
     kinds: Any = {"flwr-clientapp", "flwr-serverapp", "flwr-agentapp", "flwr-simulation"}
-    assert executor.get_eligible_capacity(kinds) == ({sandbox.allowed()}, set())
+    assert executor.get_eligible_capacity(kinds) == ({sandbox.allowed_kind()}, set())
     spec: Any = SimpleNamespace(task_type=kind)
     assert executor.launch(spec).status == "failed"
     executor.close()
@@ -314,7 +334,7 @@ def do(order):
         raise ValueError("of the task")
     sys.exit(3)
 
-sandbox.do = do
+sandbox.run_task = do
 ours = socket.socket(fileno=int(sys.argv[1]))
 warm.serve(ours)
 """
@@ -367,7 +387,7 @@ import threading
 from flwr.supercore.cli import flower_superexec
 from flwr.supercore.superexec import run_superexec
 from corefed.federation.engine import sandbox, warm
-sandbox.prepare(sandbox.allowed())
+sandbox.prepare(sandbox.allowed_kind())
 warm._import_all()
 import torch
 assert not torch.cuda.is_initialized()
@@ -415,7 +435,7 @@ def test_supernode_polls_quickly_in_a_round_and_slowly_between_runs(
 
     clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
     monkeypatch.setattr(node, "time", clock)
-    waiting = node.Waiting()
+    waiting = node.PollInterval()
     waiting.sleep(3)
     assert slept == [node.QUICK]
     now = 10.0
@@ -488,19 +508,19 @@ def test_a_client_that_is_refused_asks_again_for_a_while(
     module = SimpleNamespace(httpx=SimpleNamespace(HTTPStatusError=RefusalError))
     with ExitStack() as stack:
         if entered:
-            assert node._admitted(module, stack, connect) == "connected"
+            assert node._enter(module, stack, connect) == "connected"
         else:
             with pytest.raises(RefusalError):
-                node._admitted(module, stack, connect)
+                node._enter(module, stack, connect)
     assert tried == asked
 
 
 def test_a_process_follows_its_parent() -> None:
     code = """
 import os, sys, time
-from corefed.federation.engine import parent
+from corefed.federation.engine import signals
 if os.fork() == 0:
-    parent.follow()
+    signals.end_with_parent()
     print(os.getpid(), flush=True)
     time.sleep(60)
 time.sleep(1)

@@ -25,7 +25,9 @@ from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.settings import list_settings
 from corefed.base.types import Tree
-from corefed.federation import events, flower, flower_link, records, wire
+from corefed.federation import events, wire
+from corefed.federation.flower import app, records
+from corefed.federation.flower import link as flower_link
 from corefed.federation.rules import Rules
 from corefed.federation.trust import metric, privacy
 from corefed.methods import pfedbayes, registry
@@ -712,5 +714,5 @@ def test_a_clients_own_folder_is_not_quoted_either(
     TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
     monkeypatch.setenv("COREFED_CLIENT", str(tmp_path / "secret ward"))
     with pytest.raises(RuntimeError) as raised:
-        flower._answer(Message(RecordDict(), dst_node_id=1, message_type="train"))
+        app._answer(Message(RecordDict(), dst_node_id=1, message_type="train"))
     assert "secret" not in str(raised.value) and raised.value.__cause__ is None

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corefed.base.types import Tree
-from corefed.federation import records, wire
+from corefed.federation import wire
+from corefed.federation.flower import records
 from corefed.federation.protocol import Agreement, Reply, Task
 from corefed.federation.wire import Packed, WireError
 

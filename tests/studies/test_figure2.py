@@ -16,7 +16,7 @@ from corefed.base.errors import UserError
 from corefed.bayes.regression import kl, linear_posterior
 from corefed.coreset import solvers
 from corefed.coreset.problem import problem
-from corefed_studies import positions
+from corefed_studies.data import positions
 from corefed_studies.reproduce import curves, figure2
 
 QUIET = Console(file=io.StringIO())
@@ -35,7 +35,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def small(town: Path) -> tuple[figure2.Trial, figure2.Setting]:
+def small(town: Path) -> tuple[figure2.Trial, figure2.SpatialSetting]:
     setting = figure2.SETTINGS["quick"]._replace(points=80, bases=3)
     return figure2.trial(positions.load(town), setting, 0), setting
 
@@ -49,7 +49,7 @@ def test_bases_are_bells_around_their_centres() -> None:
 
 
 def test_trial_is_the_model_it_says(
-    small: tuple[figure2.Trial, figure2.Setting], town: Path
+    small: tuple[figure2.Trial, figure2.SpatialSetting], town: Path
 ) -> None:
     this, setting = small
     prices = positions.load(town).log_price
@@ -68,7 +68,9 @@ def test_trial_is_the_model_it_says(
     assert g[figure2.DRAWN].shape == (80, setting.draws)
 
 
-def test_all_points_are_their_own_coreset(small: tuple[figure2.Trial, figure2.Setting]) -> None:
+def test_all_points_are_their_own_coreset(
+    small: tuple[figure2.Trial, figure2.SpatialSetting],
+) -> None:
     """w = 1 has objective 0 and KL 0, to the square of rounding, under both kinds of potentials."""
     this, _ = small
     w = torch.ones_like(this.y)
@@ -78,7 +80,7 @@ def test_all_points_are_their_own_coreset(small: tuple[figure2.Trial, figure2.Se
 
 
 def test_measurements_are_of_the_weights_found(
-    small: tuple[figure2.Trial, figure2.Setting],
+    small: tuple[figure2.Trial, figure2.SpatialSetting],
 ) -> None:
     this, setting = small
     contender = curves.Contender("omp", "omp")

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from corefed.bayes.regression import Normal, gaussian, kl, laplace, linear_posterior, poisson
 from corefed.coreset import solvers
-from corefed_studies import hamiltonian
-from corefed_studies.reproduce import curves, glm
+from corefed_studies.reproduce import curves, glm, hamiltonian
 
 QUIET = Console(file=io.StringIO())
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from corefed.base.errors import UserError
-from corefed_studies import coreset_sets, positions
+from corefed_studies.data import coreset_sets, positions
 
 needs_data = pytest.mark.skipif(
     "COREFED_DATA" not in os.environ, reason="COREFED_DATA does not name a folder of data"

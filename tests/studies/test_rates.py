@@ -16,8 +16,9 @@ from corefed.data import hoelder
 from corefed.models.likelihood import Gaussian
 from corefed.models.network import mlp
 from corefed_studies import pages
-from corefed_studies.reproduce import posterior_errors, rates, rates_shown, results, yardstick
-from corefed_studies.reproduce.rates_shown import CORESET, FULL, ONCE, PROCESS, REDRAWN
+from corefed_studies.reproduce import results
+from corefed_studies.reproduce.rates import posterior_errors, slopes, study, yardstick
+from corefed_studies.reproduce.rates.slopes import CORESET, FULL, ONCE, PROCESS, REDRAWN
 from corefed_studies.theory.quantities import network_parameters, rate_exponent
 
 ROOT = Path(__file__).parents[2]
@@ -30,10 +31,10 @@ RESULT = ROOT / "results" / "rates.json"
 def test_a_power_law_has_its_slope() -> None:
     sizes = (100, 200, 400, 800)
     errors = [[c * n**-0.7 for c in (1.0, 2.0, 5.0)] for n in sizes]  # one constant a seed
-    found = rates_shown.slope(sizes, errors)
+    found = slopes.slope(sizes, errors)
     assert found.value == pytest.approx(-0.7, abs=1e-12)
     assert found.half == pytest.approx(0, abs=1e-12)
-    assert math.isnan(rates_shown.slope(sizes, [row[:1] for row in errors]).half)
+    assert math.isnan(slopes.slope(sizes, [row[:1] for row in errors]).half)
 
 
 def test_the_interval_of_a_slope_covers_as_often_as_it_says() -> None:
@@ -42,9 +43,9 @@ def test_the_interval_of_a_slope_covers_as_often_as_it_says() -> None:
     sizes = np.array([250, 500, 1000, 2000, 4000])
     inside = 0
     for _ in range(400):
-        slopes = rng.normal(-0.5, 0.05, 10)
-        logs = slopes * np.log(sizes)[:, None] + rng.normal(0, 0.1, (5, 10))
-        found = rates_shown.slope(sizes.tolist(), np.exp(logs).tolist())
+        own = rng.normal(-0.5, 0.05, 10)
+        logs = own * np.log(sizes)[:, None] + rng.normal(0, 0.1, (5, 10))
+        found = slopes.slope(sizes.tolist(), np.exp(logs).tolist())
         inside += abs(found.value + 0.5) <= found.half
     assert abs(inside / 400 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 400)
 
@@ -52,11 +53,11 @@ def test_the_interval_of_a_slope_covers_as_often_as_it_says() -> None:
 def test_a_ratio_of_errors_is_geometric_and_paired() -> None:
     mine = {"metrics": {"error": {"per_seed": [2.0, 8.0]}}}
     other = {"metrics": {"error": {"per_seed": [1.0, 2.0]}}}  # logarithms apart by log 2 and log 4
-    found = rates_shown.ratio(mine, other)
+    found = slopes.ratio(mine, other)
     assert found is not None
     assert found.value == pytest.approx(8**0.5)
     assert found.p == pytest.approx(2 / math.pi * math.atan(1 / 3))  # t = 3, 1 degree of freedom
-    assert rates_shown.ratio(mine, {}) is None
+    assert slopes.ratio(mine, {}) is None
 
 
 # --- the plan -------------------------------------------------------------------------------------
@@ -64,28 +65,28 @@ def test_a_ratio_of_errors_is_geometric_and_paired() -> None:
 
 def test_networks_have_the_parameters_of_the_proof() -> None:
     """T = C_1 n^(Lambda / (2 beta + Lambda)), to half of what a wider layer adds."""
-    for beta, dimension in rates.SCALES["paper"].problems:
-        for n in rates.SCALES["paper"].sizes:
-            width = rates.width_of(hoelder.Setting(beta=beta, dimension=dimension, points=n))
+    for beta, dimension in study.SCALES["paper"].problems:
+        for n in study.SCALES["paper"].sizes:
+            width = study.width_of(hoelder.Setting(beta=beta, dimension=dimension, points=n))
             wanted = 600 * (n / 1000) ** (1 - rate_exponent(beta, dimension))
             sizes = [network_parameters(10, 2, M) for M in (width - 1, width, width + 1)]
             assert abs(sizes[1] - wanted) <= (sizes[2] - sizes[0]) / 2
 
 
 def test_every_row_is_there_and_differs_in_its_method_alone() -> None:
-    scale = rates.SCALES["quick"]
-    planned = {(cell.row, cell.column): cell.flags for cell in rates.plan(scale)}
-    for cell in rates.plan(scale):
-        assert rates.column_of(*rates._about(cell).values()) == cell.column
+    scale = study.SCALES["quick"]
+    planned = {(cell.row, cell.column): cell.flags for cell in study.plan(scale)}
+    for cell in study.plan(scale):
+        assert study.column_of(*study._about(cell).values()) == cell.column
     per_problem = len(scale.sizes) + 3 * (len(scale.sizes) + len(scale.fractions))
     assert len(planned) == per_problem * len(scale.problems)
-    column = rates.column_of(1.0, 2, 1000, 200)
+    column = study.column_of(1.0, 2, 1000, 200)
     own = {"method", "preset", "fraction", "redraw_every", "refresh_every", "check_every"}
     shared = [
         {key: value for key, value in planned[row, column].items() if key not in own}
         for row in (CORESET, ONCE, REDRAWN)
     ]
-    full = planned[FULL, rates.column_of(1.0, 2, 1000, 1000)]
+    full = planned[FULL, study.column_of(1.0, 2, 1000, 1000)]
     assert shared[0] == shared[1] == shared[2] == {k: v for k, v in full.items() if k != "method"}
 
 
@@ -123,7 +124,7 @@ def test_errors_of_a_linear_posterior_are_closed_forms() -> None:
 
     signal = at(truth)
     y = signal + 0.3 * torch.randn(signal.shape, generator=generator)
-    points = posterior_errors.Points(x, y, signal)
+    points = posterior_errors.KnownPoints(x, y, signal)
     kl = torch.tensor([5.0])
     found = posterior_errors._of(model, theta, kl, points, points, 0.3)
     outputs = posterior_errors.outputs_of(model, theta, x)
@@ -156,23 +157,23 @@ def test_a_gaussian_process_learns_more_from_more() -> None:
 def test_a_small_study_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = rates.Scale(((1.0, 1),), (40, 60), (0.5,), (0, 1), 1, 20, 1)
-    monkeypatch.setitem(rates.SCALES, "quick", small)
-    monkeypatch.setattr(rates, "LOCAL_STEPS", 2)
+    small = study.RateScale(((1.0, 1),), (40, 60), (0.5,), (0, 1), 1, 20, 1)
+    monkeypatch.setitem(study.SCALES, "quick", small)
+    monkeypatch.setattr(study, "LOCAL_STEPS", 2)
     monkeypatch.setattr(posterior_errors, "DRAWS", 20)
     call = ("reproduce", "rates", "--jobs", "1", "--out", tmp_path)
     assert corefed(*call).code == 0
     first = results.read(tmp_path / "rates.json", "rates")
     assert len(first) == 2 + 3 * 3 + 2
-    cell = first[CORESET, rates.column_of(1.0, 1, 60, 12)]
+    cell = first[CORESET, study.column_of(1.0, 1, 60, 12)]
     assert {len(spread["per_seed"]) for spread in cell["metrics"].values()} == {2}
     assert 0 < cell["metrics"]["hellinger"]["mean"] < 1
     assert (tmp_path / "rates.png").stat().st_size > 10_000
     assert "| 1, 1 | -0.67 |" in (tmp_path / "rates.md").read_text()
 
     place = tmp_path / "pfedbayes-all-points-beta-1-dimension-1-n-60-k-60"
-    kept = json.loads((place / rates.ERRORS).read_text())
-    (place / rates.ERRORS).unlink()
+    kept = json.loads((place / study.ERRORS).read_text())
+    (place / study.ERRORS).unlink()
     known = json.loads((tmp_path / "yardstick-1-1.json").read_text())
     (tmp_path / "yardstick-1-1.json").write_text(json.dumps({"0": known["0"]}))
     asked: list[int] = []
@@ -182,7 +183,7 @@ def test_a_small_study_goes_on_where_it_was(
     )
     assert corefed(*call).code == 0
     assert asked == [1]
-    assert json.loads((place / rates.ERRORS).read_text()) == kept  # the draws are the run's own
+    assert json.loads((place / study.ERRORS).read_text()) == kept  # the draws are the run's own
     again = results.read(tmp_path / "rates.json", "rates")
     assert {k: r["metrics"] for k, r in again.items()} == {
         k: r["metrics"] for k, r in first.items()
@@ -228,5 +229,5 @@ def test_a_wrong_result_file_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_the_page_shows_the_result_file() -> None:
     found = results.read(RESULT, "rates")
     part = pages.Marked(ROOT / "docs" / "theory.md", "rates").part
-    assert part == "\n" + pages.markdown(rates_shown.lay(found))
-    assert (PROCESS, rates.column_of(2.0, 4, 4000, 4000)) in found
+    assert part == "\n" + pages.markdown(slopes.make_tables(found))
+    assert (PROCESS, study.column_of(2.0, 4, 4000, 4000)) in found

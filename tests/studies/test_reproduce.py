@@ -12,7 +12,7 @@ from corefed.models import network
 from corefed.models.likelihood import Categorical
 from corefed.settings.config import resolve
 from corefed_studies import bench, reproduce
-from corefed_studies.bench import solvers
+from corefed_studies.bench import runtime, solvers
 from corefed_studies.reproduce import cells as cells_
 from corefed_studies.reproduce import figure3, figure4, subsets
 
@@ -88,9 +88,9 @@ def test_unknown_names_are_one_sentence(tmp_path):
 
 def test_bench_measures_both_runtimes(tmp_path, monkeypatch):
     """Small widths and few clients: the figures are not looked at, only that they are there."""
-    monkeypatch.setattr(bench, "WIDTHS", (5, 4, 3))
-    monkeypatch.setattr(bench, "CLIENTS", (3, 12))
-    monkeypatch.setattr(bench, "REPEATS", 1)
+    monkeypatch.setattr(runtime, "WIDTHS", (5, 4, 3))
+    monkeypatch.setattr(runtime, "CLIENTS", (3, 12))
+    monkeypatch.setattr(runtime, "REPEATS", 1)
     bench.main("runtime", device="cpu", out=tmp_path)
     rows = json.loads((tmp_path / "bench-runtime-cpu.json").read_text())
     assert [row["clients"] for row in rows] == [3, 12]
@@ -99,8 +99,8 @@ def test_bench_measures_both_runtimes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("clients", [1, 4])
 def test_bench_trains_real_clients(clients):
-    method = pfedbayes.build(pfedbayes.Config(), network.mlp(bench.WIDTHS, Categorical(10)))
-    group = bench.federation(method, clients, 20, torch.device("cpu"))
+    method = pfedbayes.build(pfedbayes.Config(), network.mlp(runtime.WIDTHS, Categorical(10)))
+    group = runtime.make_clients(method, clients, 20, torch.device("cpu"))
     before = group.clients.private["q"].clone()
     group.train(clients)
     assert not torch.equal(group.clients.private["q"], before)

@@ -22,21 +22,20 @@ from corefed.selectors import renewal
 from corefed.settings import config
 from corefed_studies import pages
 from corefed_studies.bench import selectors as bench_selectors
-from corefed_studies.reproduce import results, selectors, selectors_aims, selectors_results
-from corefed_studies.reproduce import selectors_shown as shown
-from corefed_studies.reproduce import selectors_verdicts as verdicts
-from corefed_studies.reproduce.cells import Cell, place_of
+from corefed_studies.reproduce import results
+from corefed_studies.reproduce.cells import StudyCell, place_of
 from corefed_studies.reproduce.results import Result, Results
-from corefed_studies.reproduce.selectors import (  # fmt: skip
+from corefed_studies.reproduce.selectors import aims, report, runs, study, verdicts
+from corefed_studies.reproduce.selectors.study import (  # fmt: skip
     DEFAULT,
     FULL,
     MAIN,
     ONCE,
     REDRAWN,
     Ablated,
-    Problem,
-    Scale,
+    SelectorScale,
     Spot,
+    StudyProblem,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -49,10 +48,10 @@ RESULT = ROOT / "results" / "selectors.json"
 def test_cells_of_a_problem_differ_in_method_and_selector_alone() -> None:
     own = {"method", "preset", "selector", "fraction", "refresh_every", "redraw_every"}
     groups: dict[tuple[str, int], list[dict[str, object]]] = {}
-    for cell in selectors.plan("paper"):
-        if cell.row.startswith(selectors.VARIANT):
+    for cell in study.plan("paper"):
+        if cell.row.startswith(study.VARIANT):
             continue
-        spot = selectors.spot_of(cell.column)
+        spot = study.spot_of(cell.column)
         rest = {key: value for key, value in cell.flags.items() if key not in own}
         groups.setdefault((spot.problem, spot.steps), []).append(rest)
         assert cell.flags.get("fraction", 1.0) == spot.percent / 100
@@ -66,8 +65,8 @@ def test_every_row_is_chosen_anew_at_the_same_cadence() -> None:
     """But for the paper's recipe, which has its own, and what is chosen once."""
     model = mlp((20, 16, 5), Categorical(5))
     often = set()
-    for row, flags in selectors.ROWS.items():
-        if row not in (FULL, ONCE, selectors.MATCHING):
+    for row, flags in study.ROWS.items():
+        if row not in (FULL, ONCE, study.MATCHING):
             settings = config.resolve(flags=flags).settings
             assert isinstance(settings, coreset_pfedbayes.Config)
             rule = settings.renewal
@@ -76,7 +75,7 @@ def test_every_row_is_chosen_anew_at_the_same_cadence() -> None:
             often.add(int(renewal.interval(rule, passes, n, Work(20, 100), 1)))
             assert rule.moved == rule.stale == 0
     assert len(often) == 1 and often != {renewal.LEAST}
-    assert "selector" not in selectors.ROWS[DEFAULT]
+    assert "selector" not in study.ROWS[DEFAULT]
 
 
 @pytest.mark.parametrize(
@@ -95,37 +94,37 @@ def test_variations_are_renewed_as_often_as_the_default(
     passes = renewal.cost_of("calibrated", model, default.selection)
     n = torch.tensor([points])
     every = renewal.interval(default.renewal, passes, n, Work(20, 100), 1)
-    found = {place.refresh_every for place in selectors.ABLATED if place.problem == name}
+    found = {place.refresh_every for place in study.ABLATED if place.problem == name}
     assert found == {int(every)}
 
 
 def test_every_problem_has_the_rows_that_verdicts_need() -> None:
     for scale in ("quick", "paper"):
-        planned = {(cell.row, cell.column) for cell in selectors.plan(scale)}
-        assert len(planned) == len(selectors.plan(scale))  # no name twice
-        places = {place_of(cell, Path()) for cell in selectors.plan(scale)}
-        places |= {place_of(cell, Path()) for cell in selectors.alone(scale)}
-        assert len(places) == len(planned) + len(selectors.alone(scale))
-        for problem in selectors.SCALES[scale].problems:
+        planned = {(cell.row, cell.column) for cell in study.plan(scale)}
+        assert len(planned) == len(study.plan(scale))  # no name twice
+        places = {place_of(cell, Path()) for cell in study.plan(scale)}
+        places |= {place_of(cell, Path()) for cell in study.alone(scale)}
+        assert len(places) == len(planned) + len(study.alone(scale))
+        for problem in study.SCALES[scale].problems:
             for steps in problem.rounds:
                 assert (FULL, str(Spot(problem.name, 100, steps))) in planned
                 for percent in problem.percents:
                     for row in MAIN[1:]:
                         assert (row, str(Spot(problem.name, percent, steps))) in planned
-    known = [problem.name for problem in selectors.SCALES["paper"].problems]
-    assert {place[0] for place in (*selectors.ABLATED, *selectors.ALONE)} <= set(known)
-    labels = {label for label, _ in selectors.ABLATION}
-    assert all(set(place.labels) <= labels for place in selectors.ABLATED)
-    only = selectors.plan("paper", ["housing"])
-    assert {selectors.spot_of(cell.column).problem for cell in only} == {"housing"}
+    known = [problem.name for problem in study.SCALES["paper"].problems]
+    assert {place[0] for place in (*study.ABLATED, *study.ALONE)} <= set(known)
+    labels = {label for label, _ in study.ABLATION}
+    assert all(set(place.labels) <= labels for place in study.ABLATED)
+    only = study.plan("paper", ["housing"])
+    assert {study.spot_of(cell.column).problem for cell in only} == {"housing"}
 
 
 @pytest.mark.parametrize("scale", ["quick", "paper"])
 def test_every_run_is_one_that_can_be_started(scale: str) -> None:
     """One of each row and problem: their settings exist, and about ten to twenty evaluations."""
     seen = set()
-    for cell in [*selectors.plan(scale), *selectors.alone(scale)]:
-        problem = selectors.spot_of(cell.column).problem
+    for cell in [*study.plan(scale), *study.alone(scale)]:
+        problem = study.spot_of(cell.column).problem
         if (cell.row, problem) in seen:
             continue
         seen.add((cell.row, problem))
@@ -138,20 +137,20 @@ def test_every_run_is_one_that_can_be_started(scale: str) -> None:
     "spot", [Spot("digits", 5, 20), Spot("a-b", 100, 150, "CPU (x86_64, 2 threads)")]
 )
 def test_a_column_says_what_it_is_about(spot: Spot) -> None:
-    assert selectors.spot_of(str(spot)) == spot
+    assert study.spot_of(str(spot)) == spot
 
 
 def test_what_is_not_at_hand_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COREFED_DATA", str(tmp_path))
     monkeypatch.setenv("COREFED_CACHE", str(tmp_path / "cache"))
-    for problem in (selectors.CIFAR, selectors.CHEST, selectors.HOUSING):
-        assert selectors.absent(problem).startswith(f"{problem.label} is left out: ")
+    for problem in (study.CIFAR, study.CHEST, study.HOUSING):
+        assert study.absent(problem).startswith(f"{problem.label} is left out: ")
     (tmp_path / "housing").mkdir()
     (tmp_path / "housing" / "california_housing.csv").write_text("a,b\n")
-    assert selectors.absent(selectors.HOUSING) == ""
-    assert selectors.absent(Problem("digits", "digits", {"data": "digits"})) == ""
-    only = Scale((selectors.CIFAR, selectors.CHEST), (0,), 1)
-    monkeypatch.setitem(selectors.SCALES, "quick", only)
+    assert study.absent(study.HOUSING) == ""
+    assert study.absent(StudyProblem("digits", "digits", {"data": "digits"})) == ""
+    only = SelectorScale((study.CIFAR, study.CHEST), (0,), 1)
+    monkeypatch.setitem(study.SCALES, "quick", only)
     done = corefed("bench", "selectors", "--scale=quick", f"--out={tmp_path / 'out'}")
     assert done.code == 2 and "None of the data sets" in done.err
     assert done.err.count("is left out") == 2
@@ -192,7 +191,7 @@ def test_equal_differences_leave_no_doubt(
 def test_a_single_seed_says_nothing() -> None:
     found = verdicts.mean_of([5.0])
     assert math.isnan(found.half) and not found.above and not found.below
-    assert selectors_aims.said(found) == "+5.00"
+    assert aims.format_mean(found) == "+5.00"
     counts = verdicts.count([verdicts.Compared(Spot("digits", 5, 20), found)])
     assert counts == verdicts.Counts(1, 0, 0, 0, 0) and counts.at_or_above == 1
 
@@ -273,7 +272,7 @@ def test_what_was_to_be_shown_is_said_in_figures() -> None:
 
 
 def _aims(found: Results) -> list[list[str]]:
-    return [list(row) for row in selectors_aims.table(found).rows]
+    return [list(row) for row in aims.table(found).rows]
 
 
 # --- costs ----------------------------------------------------------------------------------------
@@ -330,7 +329,7 @@ def test_a_curve_has_evaluated_rounds_and_what_they_took() -> None:
         {"round": 1, "seconds": 1.0, "examples": [10, 20], "selection_examples": [6, 6]},
         {"round": 2, "seconds": 2.0, "examples": [10, 20], "metrics": {"personal_rmse": [3, 5]}},
     ]
-    assert selectors_results.curve(lines) == {
+    assert runs.curve(lines) == {
         "round": [2],
         "personal": [4.0],
         "seconds": [3.0],
@@ -344,27 +343,29 @@ def test_a_result_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     results.write(tmp_path / "selectors.json", "selectors", "paper", found)
     read = results.read(tmp_path / "selectors.json", "selectors")
     assert read == found
-    assert shown.text(read, "") == shown.text(found, "")
+    assert report.text(read, "") == report.text(found, "")
 
 
 # --- as a command ---------------------------------------------------------------------------------
 
-TINY = Problem("digits", "digits", {"data": "digits", "clients": 2, "hidden": (8,)}, {2: 2}, (30,))
+TINY = StudyProblem(
+    "digits", "digits", {"data": "digits", "clients": 2, "hidden": (8,)}, {2: 2}, (30,)
+)
 SPOT = ("digits", 30, 2)
 VARIED = (("no shrinkage", {"shrink": 0.0}),)
-STUDY = Scale((TINY,), (0, 1), 2, (SPOT,), VARIED, (Ablated(*SPOT, 20),))
+STUDY = SelectorScale((TINY,), (0, 1), 2, (SPOT,), VARIED, (Ablated(*SPOT, 20),))
 MARKS = "<!-- bench selectors: begin -->", "<!-- bench selectors: end -->"
 
 
 def test_a_small_study_from_runs_to_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(selectors.SCALES, "quick", STUDY)
+    monkeypatch.setitem(study.SCALES, "quick", STUDY)
     out, page = tmp_path / "out", tmp_path / "page.md"
     page.write_text("above\n{}\nof before\n{}\nbelow\n".format(*MARKS))
     call = ("bench", "selectors", "--scale=quick", "--jobs=1", "--device=cpu", f"--out={out}")
     done = corefed(*call, f"--page={page}")
     assert done.code == 0, done.err
     found = results.read(out / "selectors.json", "selectors")
-    planned = selectors.plan("quick")
+    planned = study.plan("quick")
     assert len(found) == len(planned) + 4 == 5 + 4
     default = found[DEFAULT, "digits 30 % 2 steps"]
     assert default["flags"] == {"method": "coreset-pfedbayes"}
@@ -395,11 +396,11 @@ def test_a_small_study_from_runs_to_page(tmp_path: Path, monkeypatch: pytest.Mon
 
     # Folders are read without training, where they are finished and of these settings.
     lost.unlink()
-    read = selectors_results.read(planned, out)
+    read = runs.read(planned, out)
     assert set(read) == {(cell.row, cell.column) for cell in planned if cell.row != ONCE}
     other = cells[DEFAULT]._replace(flags={**cells[DEFAULT].flags, "zeta": 2.0})
     with pytest.raises(UserError, match=r"other settings: zeta \(1.0 there, 2.0 here\)"):
-        selectors_results.read([other], out)
+        runs.read([other], out)
 
     # A result file alone makes the same page.
     more = corefed("bench", "selectors", "--from", out / "selectors.json", "--out", tmp_path / "b")
@@ -410,12 +411,12 @@ def test_a_small_study_from_runs_to_page(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_run_that_failed_is_named() -> None:
     found = made_up()
     found[DEFAULT, "mnist-medium 5 % 20 steps"] = {"failure": "Training diverged."}
-    text = shown.text(found, "")
+    text = report.text(found, "")
     assert "mnist-medium 5 % 20 steps: Training diverged." in text
     assert "| default | failed |" in text
-    cell = Cell(DEFAULT, "mnist-medium 5 % 20 steps", {})
-    failed = selectors_results.Outcome({}, [], "Training diverged.")
-    assert selectors_results.results_of(cell, failed) == {
+    cell = StudyCell(DEFAULT, "mnist-medium 5 % 20 steps", {})
+    failed = runs.CellOutcome({}, [], "Training diverged.")
+    assert runs.results_of(cell, failed) == {
         (DEFAULT, cell.column): {"failure": "Training diverged."}
     }
 
@@ -456,6 +457,6 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
 def test_the_page_shows_the_result_file() -> None:
     found = results.read(RESULT, "selectors") if RESULT.exists() else {}
     part = pages.Marked(ROOT / "docs" / "selectors.md", "bench selectors").part
-    assert part == "\n" + shown.text(found, bench_selectors.IMAGES)
+    assert part == "\n" + report.text(found, bench_selectors.IMAGES)
     drawn = {path.name for path in (ROOT / "docs" / "images").glob("selectors-*.png")}
-    assert drawn == {shown.picture(problem) for problem in shown.problems(found)}
+    assert drawn == {report.picture(problem) for problem in report.problems(found)}

@@ -17,7 +17,7 @@ from corefed.settings.config import resolve
 from corefed.training import record
 from corefed_studies import pages
 from corefed_studies.reproduce import cells, paper, results, table1, table2, table3
-from corefed_studies.reproduce.cells import Cell, Flags
+from corefed_studies.reproduce.cells import Flags, StudyCell
 
 QUIET = Console(quiet=True)
 SMALL: Flags = {
@@ -30,8 +30,8 @@ IN_THE_PAPER = {
 }  # fmt: skip
 
 
-def small(row: str, **flags: object) -> Cell:
-    return Cell(row, "digits", {**SMALL, **flags})
+def small(row: str, **flags: object) -> StudyCell:
+    return StudyCell(row, "digits", {**SMALL, **flags})
 
 
 TWO = [small("Full", method="pfedbayes"), small("Plain", method="fedavg")]
@@ -76,7 +76,7 @@ def test_a_cell_that_fails_leaves_the_others(tmp_path: Path) -> None:
     found = cells.outcomes([diverges, *TWO[1:]], tmp_path, QUIET, jobs=1)
     assert "diverged" in found["Wild", "digits"].failure
     assert found["Plain", "digits"].summary["rounds"] == 3
-    laid = table1.lay(results.of(found))
+    laid = table1.make_tables(results.keep(found))
     assert ["Wild", *["failed"] * 9] in laid[0].rows
     assert "diverged" in laid[0].note
 
@@ -197,7 +197,7 @@ def test_paired_differences_by_hand() -> None:
 
 def test_table_1_shows_the_paper_ours_and_the_difference() -> None:
     found = made({"CoreSet 50 %": [[0.95, 0.97]], "PFedBayes": [[0.94, 0.98]]})
-    (table,) = table1.lay(found)
+    (table,) = table1.make_tables(found)
     rows = {row[0]: dict(zip(table.columns[1:4], row[1:4], strict=True)) for row in table.rows}
     assert rows["CoreSet 50 %"] == {
         "personal: paper": "92.48", "ours": "96.00 ± 1.41", "difference": "+3.52",
@@ -206,14 +206,14 @@ def test_table_1_shows_the_paper_ours_and_the_difference() -> None:
     assert table.rows[1][8] == "+0.00 (p 1.000)"
     assert "a GPU, torch 2 (2 minutes)" in table.note
     found["PFedBayes", "mnist"]["rounds"] = 7
-    assert "CoreSet 50 %: 1 rounds." in table1.lay(found)[0].note
+    assert "CoreSet 50 %: 1 rounds." in table1.make_tables(found)[0].note
 
 
 def test_table_2_is_by_class_of_both_models() -> None:
     found = made({"CoreSet 50 %": [[0.9, 0.8]], "FedAvg": [[0.7, 0.9]]}, classes=True)
     for result in found.values():
         result["metrics"]["global_accuracy"] = result["metrics"]["personal_accuracy"]
-    shared, own = table2.lay(found)
+    shared, own = table2.make_tables(found)
     assert list(shared.columns[:4]) == ["", "normal", "virus", "all"]
     assert shared.rows[0][:4] == ["CoreSet 50 %", *["85.00 ± 7.07"] * 3]
     assert shared.rows[1][-3:] == ["91.4", "92.4", "89.8"]
@@ -229,7 +229,7 @@ def test_table_3_reads_rounds_and_bytes_off_the_curve() -> None:
     })  # fmt: skip
     assert table3.target(found, "mnist") == pytest.approx(0.99)
     assert table3.reached(found["PFedBayes", "mnist"], 0.99, "round") == [3, 2]
-    (table,) = table3.lay(found)
+    (table,) = table3.make_tables(found)
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["PFedBayes"][3:] == ["2 ± 1", "1.00", "2.5 ± 0.7", "250 ± 71"]
     assert rows["CoreSet 10 %"][:2] == ["85.43", "32"]
@@ -256,7 +256,7 @@ def test_the_documentation_shows_the_committed_results(name: str) -> None:
     module = {"table1": table1, "table2": table2, "table3": table3}[name]
     found = results.read(ROOT / "results" / f"{name}.json", name)
     shown = pages.Marked(ROOT / "docs" / "results.md", name).part
-    assert shown == "\n" + pages.markdown(module.lay(found))
+    assert shown == "\n" + pages.markdown(module.make_tables(found))
     assert (ROOT / "results" / f"{name}.json").stat().st_size < 500_000
     assert all({"torch", "device"} <= set(cell["environment"]) for cell in found.values())
 

@@ -19,7 +19,7 @@ from corefed.models.likelihood import Gaussian
 from corefed.models.network import mlp
 from corefed_studies import theory
 
-DEFAULT = theory.Setting()
+DEFAULT = theory.TheorySetting()
 T, G = DEFAULT.parameter_count, DEFAULT.fraktur_g
 
 
@@ -159,19 +159,19 @@ def test_partner_and_where_the_bound_begins_to_say_something() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: theory.Setting(n_k=5001), "at most the n = 5000"),
-        (lambda: theory.Setting(n_k=0), "n_k is 0"),
-        (lambda: theory.Setting(beta=0), "beta"),
-        (lambda: theory.Setting(Lambda=0.5), "Lambda is 0.5"),
-        (lambda: theory.Setting(Lambda=21), "at most s_0 = 20"),
-        (lambda: theory.Setting(zeta=0), "zeta"),
-        (lambda: theory.Setting(delta=1), "delta is 1"),
-        (lambda: theory.Setting(F=-1), "F is -1"),
-        (lambda: theory.Setting(sigma=math.nan), "sigma is nan"),
-        (lambda: theory.Setting(Omega=math.inf), "finite"),
-        (lambda: theory.Setting(parameters=0.5), "T is 0.5"),
-        (lambda: theory.Setting(constants=theory.Constants(C=0)), "C is 0"),
-        (lambda: theory.Setting(M=2.5), "whole"),
+        (lambda: theory.TheorySetting(n_k=5001), "at most the n = 5000"),
+        (lambda: theory.TheorySetting(n_k=0), "n_k is 0"),
+        (lambda: theory.TheorySetting(beta=0), "beta"),
+        (lambda: theory.TheorySetting(Lambda=0.5), "Lambda is 0.5"),
+        (lambda: theory.TheorySetting(Lambda=21), "at most s_0 = 20"),
+        (lambda: theory.TheorySetting(zeta=0), "zeta"),
+        (lambda: theory.TheorySetting(delta=1), "delta is 1"),
+        (lambda: theory.TheorySetting(F=-1), "F is -1"),
+        (lambda: theory.TheorySetting(sigma=math.nan), "sigma is nan"),
+        (lambda: theory.TheorySetting(Omega=math.inf), "finite"),
+        (lambda: theory.TheorySetting(parameters=0.5), "T is 0.5"),
+        (lambda: theory.TheorySetting(constants=theory.Constants(C=0)), "C is 0"),
+        (lambda: theory.TheorySetting(M=2.5), "whole"),
         (lambda: theory.log_a(1, 1, 1, 1), "Omega M is 1"),
         (lambda: theory.r_n(np.array([10.0, 0.5]), 5, 1), "at least 1"),
         (lambda: theory.epsilon_n(3, 4, -math.log(2), 1.1), "no real number"),

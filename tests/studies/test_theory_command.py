@@ -41,7 +41,7 @@ def test_the_json_is_what_the_functions_give(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.code == 0, result.err
     found = json.loads(result.out)
-    setting = theory.Setting(
+    setting = theory.TheorySetting(
         n=2000, n_k=100, s_0=5, L=2, M=8, beta=2, Lambda=3, zeta=0.5, delta=1.5, F=2, sigma=0.3,
         Omega=0.9, N=4, constants=theory.Constants(C=0.1, C_3=2),
     )  # fmt: skip
@@ -109,7 +109,7 @@ def test_a_mistake_is_one_sentence(numbers: tuple[str, ...], words: str, tmp_pat
 @pytest.mark.parametrize("width", [50, 80, 200])
 def test_the_chart_fits(width: int) -> None:
     """Every column has a mark of every curve that is a number there; n_k is pointed at."""
-    setting = theory.Setting(n_k=100)
+    setting = theory.TheorySetting(n_k=100)
     console = Console(file=io.StringIO(), width=width)
     text = showing.chart(setting, figures.curves(setting), console).plain
     lines = text.splitlines()

@@ -85,7 +85,7 @@ def test_assumption_3_for_n_k_implies_that_for_n(
     full, part = (theory.log_sigma_n_squared(size, T, log_a) for size in (n, n_k))
     assert part - full == pytest.approx(math.log(n / n_k), rel=1e-9, abs=1e-9)
     assert part >= full
-    setting = theory.Setting(
+    setting = theory.TheorySetting(
         n=n, n_k=n_k, s_0=s_0, M=M, L=L, Omega=Omega, Lambda=1, parameters=float(T)
     )
     named = {each.name: each for each in theory.judge(setting)}
@@ -179,7 +179,7 @@ def test_turning_point_lies_in_its_bracket(G: float, delta: float) -> None:
 
 def test_lemma_3_counter_example() -> None:
     """The default numbers: s_0 = 20, L = 1, M = 20, delta = 1.1, n = 5000, n_k = 500."""
-    setting = theory.Setting()
+    setting = theory.TheorySetting()
     full, part = (
         theory.epsilon_n_squared(size, setting.parameter_count, setting.fraktur_g, 1.1)
         for size in (5000, 500)
@@ -246,7 +246,7 @@ def test_approximation_drift_is_not_negative_as_printed(
 
 def test_theorem_1_as_printed_has_either_sign() -> None:
     """All constants 1, n = 5000: Im(500) > 0, Im(20) < 0; and C = 2 turns the first around."""
-    setting = theory.Setting()
+    setting = theory.TheorySetting()
     rest = (setting.parameter_count, setting.fraktur_g, setting.delta, setting.xi)
     at_500, at_20 = (theory.drifts(5000, n_k, *rest) for n_k in (500, 20))
     assert theory.im(at_500, 1) == pytest.approx(173.9, abs=0.1)
@@ -388,7 +388,7 @@ def test_the_table_says_what_the_numbers_say(
     n: int, n_k: int, s_0: int, L: int, M: int, delta: float, beta: float, sigma: float
 ) -> None:
     n, n_k = max(n, n_k), min(n, n_k)
-    setting = theory.Setting(
+    setting = theory.TheorySetting(
         n=n, n_k=n_k, s_0=s_0, L=L, M=M, delta=delta, beta=beta, sigma=sigma, Lambda=1, Omega=1.5
     )
     named = {each.name: each for each in theory.judge(setting)}

@@ -19,7 +19,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from corefed.federation import client, flower, flower_link, records, server
+from corefed.federation import client, server
+from corefed.federation.flower import app, records
+from corefed.federation.flower import link as flower_link
 from corefed.federation.rules import Rules
 from corefed.settings import config
 from corefed.training import record
@@ -75,7 +77,7 @@ class InProcessGrid(Grid):
             name = self.names[message.metadata.dst_node_id - 1]
             self.asked.append((name, message.metadata.message_type))
             there, self.bytes_down = travelled(message)
-            reply: Message | str | None = flower.answered(there, self.places[name])
+            reply: Message | str | None = app.answer_message(there, self.places[name])
             if self.tamper is not None:
                 reply = self.tamper(name, reply)
             identity = message.metadata.message_id

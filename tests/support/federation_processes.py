@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from corefed.federation.operate import creating
-from corefed.federation.operate.processes import family, free_port
+from corefed.federation.operate.processes import free_port, process_tree
 
 PATIENCE = 90.0
 """Seconds for a program to start; machines that run tests are busy."""
@@ -86,7 +86,7 @@ class Process:
         """Kill it and all that it started, at one moment and without a word."""
         assert self.process is not None
         for _ in range(3):  # what was started while we looked
-            for pid in family(self.process.pid):
+            for pid in process_tree(self.process.pid):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         self.wait()

@@ -15,19 +15,20 @@ import click
 import typer
 from typer.core import TyperCommand
 
+from corefed.commands.options import Json
+
 app = typer.Typer(
     help="A federation of separate machines, on Flower.",
     epilog="Start with: corefed federation init DIR --clients a b c. DIR/README.md says the rest.",
     no_args_is_help=True,
 )
 
-Folder = Annotated[Path, typer.Argument(help="The federation's folder.", metavar="DIR")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")]
-Settings = Annotated[
+FolderArgument = Annotated[Path, typer.Argument(help="The federation's folder.", metavar="DIR")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")]
+SettingOptions = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting.", metavar="KEY=VALUE")
 ]
-Run = Annotated[str | None, typer.Option("--name", help="Name of the run.", metavar="RUN")]
+RunName = Annotated[str | None, typer.Option("--name", help="Name of the run.", metavar="RUN")]
 
 
 class Listing(TyperCommand):
@@ -53,7 +54,7 @@ def _repeated(words: list[str]) -> Iterator[str]:
 
 @app.command(cls=Listing)
 def init(
-    directory: Folder,
+    directory: FolderArgument,
     clients: Annotated[
         list[str], typer.Option("--clients", help="Names of the clients.", metavar="NAME...")
     ],
@@ -61,7 +62,7 @@ def init(
         str, typer.Option(help="Where clients reach the server.", metavar="HOST:PORT")
     ] = "127.0.0.1:8000",
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
-    assignments: Settings = None,
+    assignments: SettingOptions = None,
     rules: Annotated[
         list[str] | None,
         typer.Option("--rule", help="A rule of federation.toml.", metavar="KEY=VALUE"),
@@ -80,7 +81,7 @@ def init(
 
 @app.command()
 def add(
-    directory: Folder, name: Annotated[str, typer.Argument(help="Name of the new client.")]
+    directory: FolderArgument, name: Annotated[str, typer.Argument(help="Name of the new client.")]
 ) -> None:
     """Make another client for a federation; a server that runs takes it within seconds."""
     from corefed.federation.operate import creating, processes
@@ -91,17 +92,17 @@ def add(
 
 @app.command()
 def remove(
-    directory: Folder, name: Annotated[str, typer.Argument(help="Name of the client.")]
+    directory: FolderArgument, name: Annotated[str, typer.Argument(help="Name of the client.")]
 ) -> None:
     """Exclude a client for good: it gets no tasks, and its key is not admitted again."""
     from corefed.federation.operate import folder, processes, registering
 
     processes.require_flower()
-    typer.echo(registering.remove(folder.Server.read(directory), name))
+    typer.echo(registering.remove(folder.ServerFolder.read(directory), name))
 
 
 @app.command()
-def renew(directory: Folder) -> None:
+def renew(directory: FolderArgument) -> None:
     """Sign another certificate for the server, before the old one expires."""
     from corefed.federation.operate import creating, processes
 
@@ -111,7 +112,7 @@ def renew(directory: Folder) -> None:
 
 
 @app.command()
-def server(directory: Folder) -> None:
+def server(directory: FolderArgument) -> None:
     """Run the server (Flower's SuperLink) until Ctrl-C."""
     from corefed.federation.operate import serving
 
@@ -120,7 +121,7 @@ def server(directory: Folder) -> None:
 
 @app.command()
 def client(
-    directory: Folder,
+    directory: FolderArgument,
     data: Annotated[str, typer.Option(help="Image folder, .npz file or table to learn from.")],
     device: Annotated[
         str | None, typer.Option(help="auto, cpu or cuda; over client.toml's.")
@@ -134,11 +135,11 @@ def client(
 
 @app.command()
 def run(
-    directory: Folder,
-    name: Run = None,
-    assignments: Settings = None,
+    directory: FolderArgument,
+    name: RunName = None,
+    assignments: SettingOptions = None,
     json: Json = False,
-    quiet: Quiet = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Train the experiment of DIR/server/experiment.toml and follow it, on the server's machine."""
     from corefed.federation.operate import following
@@ -148,11 +149,11 @@ def run(
 
 @app.command()
 def resume(
-    directory: Folder,
-    name: Run = None,
+    directory: FolderArgument,
+    name: RunName = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds to have in the end.")] = None,
     json: Json = False,
-    quiet: Quiet = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Go on with a run, the last one if none is named, from its last finished round."""
     from corefed.federation.operate import following
@@ -161,12 +162,12 @@ def resume(
 
 
 @app.command()
-def status(directory: Folder, json: Json = False) -> None:
+def status(directory: FolderArgument, json: Json = False) -> None:
     """Say who is connected, which runs there are, and who is missing."""
     from corefed.federation.operate import status
     from corefed.show import report
 
-    found = status.status(directory)
+    found = status.read_status(directory)
     if json:
         typer.echo(jsonlib.dumps(found, indent=1))
     else:
@@ -176,7 +177,7 @@ def status(directory: Folder, json: Json = False) -> None:
 
 
 @app.command()
-def stop(directory: Folder, name: Run = None) -> None:
+def stop(directory: FolderArgument, name: RunName = None) -> None:
     """End the training that is going on; it can be resumed."""
     from corefed.federation.operate import following
 

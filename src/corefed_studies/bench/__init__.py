@@ -1,62 +1,56 @@
-"""Speed and memory, measured as ratios within one run: machines are noisy, ratios less so.
+"""Benchmarks: speed, memory and quality, measured on this machine. One module per benchmark.
 
-`runtime`: the vmap runtime on the same work as two loops over clients: our own loop runtime, which
-has the same closed-form gradients and fused updates, and the textbook's (autograd, torch.optim).
-`coreset`: a round of coreset-pfedbayes, selection included and amortised, against full data.
-`solvers`, `selectors`, `million` and so on are in `bench_solvers.py` and so on.
+`main` looks a name up in `NAMES` and imports its module only then: torch takes a second.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
-import time
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from rich.console import Console
-from rich.table import Table
 
-from corefed.base.device import device_for
 from corefed.base.errors import UserError
-from corefed.base.rng import SERVER, Streams, Who
-from corefed.base.types import ClientData, Method, Tree, Work
-from corefed.bayes import elbo, gaussian
-from corefed.bayes.batches import batches, noises
-from corefed.methods import coreset_pfedbayes, pfedbayes
-from corefed.models import network
-from corefed.models.likelihood import Categorical
-from corefed.show.report import console
-from corefed.training import local
-from corefed.training.loop import peak_memory_mb
-from corefed_studies.bench import million, review, selectors, solvers, submodular
-
-WORK = Work(steps=20, batch=100)
-CLIENTS = (10, 100, 1000)
-WIDTHS = (784, 100, 10)  # the paper's network for MNIST
-MEMORY_MB = 4096  # what `corefed run` allows by default; a GPU gets ten times that
-LOOP_SAMPLE = 10  # clients of the loop that are timed; its time is proportional to their number
-REPEATS = 3
 
 
-class Federation(NamedTuple):
-    clients: local.LocalClients
-    server: Tree
+class Benchmark(NamedTuple):
+    """Where a benchmark is, and which options of the command line it takes beside its device."""
 
-    def train(self, clients: int, round_: int = 0) -> None:
-        self.clients.train(round_, [self.server], [range(clients)])
+    module: str
+    function: str
+    description: str
+    options: tuple[str, ...] = ()
+    files: bool = False  # writes its own files; the others give rows, which `rows.py` shows
 
-    def many(self, rounds: int) -> Callable[[], None]:
-        """Several rounds of all clients, to be timed together."""
-        everyone = len(self.clients.who)
 
-        def run() -> None:
-            for t in range(rounds):
-                self.train(everyone, t)
-
-        return run
+NAMES = {
+    "runtime": Benchmark("runtime", "runtime", "all clients at once against one after the other"),
+    "coreset": Benchmark(
+        "runtime", "coreset", "what a round on coresets costs beside one on all data"
+    ),
+    "solvers": Benchmark(
+        "solvers", "main", "the coreset solvers compared, quality and time",
+        ("page",), files=True,
+    ),
+    "selectors": Benchmark(
+        "selectors", "main",
+        "ways to choose a coreset compared by training on it; paper is hours on a GPU",
+        ("page", "jobs", "source"), files=True,
+    ),
+    "million": Benchmark(
+        "million", "million", "a coreset of a million points, time and memory", ("scale",)
+    ),
+    "submodular": Benchmark(
+        "submodular", "submodular", "greedy selection, beside submodlib where it is installed",
+        ("scale",),
+    ),
+    "review": Benchmark(
+        "review", "review",
+        "whether predictions kept by `corefed predict` reach the promised error rate",
+        ("scale", "out"),
+    ),
+}  # fmt: skip
 
 
 def main(
@@ -67,155 +61,25 @@ def main(
     scale: str = "paper",
     page: Path | None = None,
     jobs: int | None = None,
-    results: Path | None = None,
+    source: Path | None = None,
 ) -> None:
-    """Run one benchmark, print its table, and with `out` write its figures as JSON."""
-    benchmarks: dict[str, Callable[[torch.device], list[dict[str, Any]]]] = {
-        "runtime": runtime,
-        "coreset": coreset,
-        "million": lambda device: million.million(device, scale),
-        "submodular": lambda device: submodular.submodular(device, scale),
-        "review": lambda device: review.review(device, scale, out),
-    }
-    known = [*benchmarks, "solvers", "selectors"]
-    if name not in known:
-        raise UserError(f"There is no benchmark {name!r}; there are {', '.join(known)}.")
-    if page is not None and name not in ("solvers", "selectors"):
-        raise UserError(f"--page is for bench solvers and selectors; {name} prints its table.")
-    if name == "selectors":
-        folder = out or Path("runs") / f"bench-selectors-{scale}"
-        err = Console(stderr=True)
-        selectors.main(scale, folder, err, device, page=page, jobs=jobs or 0, source=results)
+    """Run one benchmark and show what it measured; with `out`, write its numbers there as JSON."""
+    if name not in NAMES:
+        raise UserError(f"There is no benchmark {name!r}; there are {', '.join(NAMES)}.")
+    entry = NAMES[name]
+    given = {"page": page, "jobs": jobs, "source": source}
+    given = {key: value for key, value in given.items() if value is not None}
+    for key in given:
+        if key not in entry.options:
+            able = " and ".join(each for each, other in NAMES.items() if key in other.options)
+            flag = "from" if key == "source" else key
+            raise UserError(f"--{flag} is for bench {able}; {name} does not take it.")
+    function = getattr(import_module(f"corefed_studies.bench.{entry.module}"), entry.function)
+    if entry.files:
+        function(scale, out, Console(stderr=True), device, **given)
         return
-    for flag, value in (("jobs", jobs), ("from", results)):
-        if value is not None:
-            raise UserError(f"--{flag} is for bench selectors; {name} does not take it.")
-    where = device_for(device)
-    if name == "solvers":
-        folder = out or Path("runs") / f"bench-solvers-{where.type}-{scale}"
-        solvers.main(scale, folder, Console(stderr=True), where, page)
-        return
-    with Console(stderr=True).status(f"measuring {name} on {where}; this takes a few minutes"):
-        rows = benchmarks[name](where)
-    what = torch.cuda.get_device_name(where) if where.type == "cuda" else "CPU"
-    threads = f", {torch.get_num_threads()} threads" if where.type == "cpu" else ""
-    table = Table(*rows[0], title=f"bench {name} on {what}{threads}")
-    for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
-    console().print(table)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / f"bench-{name}-{where.type}.json").write_text(json.dumps(rows, indent=1) + "\n")
+    from corefed_studies.bench import rows  # torch takes a second
 
-
-def runtime(device: torch.device) -> list[dict[str, Any]]:
-    """Seconds a round of PFedBayes, loop and vmap in turn, at 10, 100 and 1000 clients."""
-    rows = []
-    for number in CLIENTS:
-        sample = min(number, LOOP_SAMPLE)
-        method = pfedbayes.build(pfedbayes.Config(), network.mlp(WIDTHS, Categorical(WIDTHS[-1])))
-        stacked = federation(method, number, 200, device)
-        chunk = stacked.clients.chunk
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-
-        def round_of(clients: int, size: int, group: Federation = stacked) -> float:
-            group.clients.chunk = size
-            return _seconds(lambda: group.train(clients), device)
-
-        def plain_round(group: Federation = stacked, clients: int = sample) -> float:
-            return _seconds(lambda: textbook(group, clients), device)
-
-        round_of(number, chunk)  # warm up all three
-        round_of(sample, 1)
-        plain_round()
-        share = number / sample
-        timed = [
-            (plain_round() * share, round_of(sample, 1) * share, round_of(number, chunk))
-            for _ in range(REPEATS)
-        ]
-        rows.append(
-            {
-                "clients": number,
-                "chunk": chunk,
-                "textbook s/round": statistics.median(a for a, _, _ in timed),
-                "loop s/round": statistics.median(b for _, b, _ in timed),
-                "vmap s/round": statistics.median(c for _, _, c in timed),
-                "textbook / vmap": statistics.median(a / c for a, _, c in timed),
-                "loop / vmap": statistics.median(b / c for _, b, c in timed),
-                "peak MB": peak_memory_mb(str(device)),
-            }
-        )
-    return rows
-
-
-def textbook(group: Federation, clients: int) -> None:
-    """PFedBayes as one would first write it: client by client, autograd, torch.optim."""
-    config, model = pfedbayes.Config(), network.mlp(WIDTHS, Categorical(WIDTHS[-1]))
-    for i in range(clients):
-        data = ClientData(*(field[i : i + 1] for field in group.clients.data))
-        streams = group.clients.streams([i], 0)
-        q = group.clients.private["q"][i : i + 1].clone().requires_grad_()
-        z = group.server["v"].clone().unsqueeze(0).requires_grad_()
-        optimizers = [torch.optim.Adam([v], lr=config.eta_1) for v in (q, z)]
-        prior = config.zeta / data.size
-        noise = noises(streams, (config.monte_carlo, model.size), WORK.steps)
-        for batch in batches(data, data.weight, streams, WORK.steps, WORK.batch):
-            optimizers[0].zero_grad()
-            elbo.objective(model, q, z.detach(), prior, batch, next(noise)).sum().backward()
-            optimizers[0].step()
-            optimizers[1].zero_grad()
-            (prior * gaussian.kl(q.detach(), z)).sum().backward()
-            optimizers[1].step()
-
-
-def coreset(device: torch.device) -> list[dict[str, Any]]:
-    """Seconds a round over ten rounds (two refreshes by age) of 10 clients of 1000 points."""
-    rounds, rows = 10, []
-    model = network.mlp(WIDTHS, Categorical(WIDTHS[-1]))
-    full = federation(pfedbayes.build(pfedbayes.Config(), model), 10, 1000, device)
-    for fraction in (0.1, 0.5):
-        config = coreset_pfedbayes.Config(fraction=fraction)
-        small = federation(coreset_pfedbayes.build(config, model), 10, 1000, device)
-        full.train(10)
-        small.train(10)
-        pairs = [
-            (
-                _seconds(full.many(rounds), device) / rounds,
-                _seconds(small.many(rounds), device) / rounds,
-            )
-            for _ in range(REPEATS)
-        ]
-        rows.append(
-            {
-                "fraction": fraction,
-                "full data s/round": statistics.median(a for a, _ in pairs),
-                "coreset s/round": statistics.median(b for _, b in pairs),
-                "ratio": statistics.median(b / a for a, b in pairs),
-                "refreshes a client": float(small.clients.private["refreshes"].mean()),
-                "rounds": rounds * REPEATS + 1,
-            }
-        )
-    return rows
-
-
-def federation(method: Method, clients: int, points: int, device: torch.device) -> Federation:
-    """Clients with random data that a network can learn: labels from a random linear map."""
-    g = torch.Generator().manual_seed(0)
-    x = torch.rand(clients, points, WIDTHS[0], generator=g)
-    y = (x @ torch.randn(WIDTHS[0], WIDTHS[-1], generator=g)).argmax(-1)
-    data = ClientData(*(t.to(device) for t in (x, y, torch.ones(clients, points))))
-    server = {k: v.to(device) for k, v in method.init_server(Streams([Who(0, SERVER)], 0)).items()}
-    memory = MEMORY_MB * (10 if device.type == "cuda" else 1)
-    chunk = local.chunk_for(server, data, memory)
-    return Federation(local.LocalClients(method, data, [0], [server], WORK, chunk), server)
-
-
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    began = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+    taken = {"scale": scale, "out": out}
+    taken = {key: value for key, value in taken.items() if key in entry.options}
+    rows.show(name, lambda where: function(where, **taken), device, out)

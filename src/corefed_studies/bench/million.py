@@ -1,9 +1,9 @@
-"""`corefed bench million`: a coreset of a thousand points from up to a million, memory and time.
+"""`corefed bench million`: a coreset of 1000 points from up to a million, its memory and time.
 
 Logistic regression with 20 coefficients, S = 500 draws, k = 1000, by `corefed.coreset.build` as
-a user would call it. Every size is a process of its own, whose peak of resident memory is its own;
-what Python, torch and the data themselves take is measured in it before `build` is called. Beside
-the potentials in a file stand those in memory, and on a GPU those in its memory.
+a user would call it. Each size runs in a subprocess, so that its peak memory is its own. What
+Python, torch and the data take is measured there before `build` is called. Potentials are kept in
+a file, in memory, and on a GPU in its memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from corefed.bayes import regression
 from corefed.coreset.engine import build
-from corefed_studies.bench import apart
+from corefed_studies.bench import isolated
 
 SIZES = {"paper": (125_000, 250_000, 500_000, 1_000_000), "quick": (2_000, 4_000)}
 SHAPE = {"paper": (500, 1000, 1024), "quick": (60, 50, 64)}  # S, k, memory_mb
@@ -27,13 +27,13 @@ FEATURES = 20
 
 
 def million(device: torch.device, scale: str) -> list[dict[str, Any]]:
-    """One row a size and store, each from a process of its own."""
+    """One row per size and store, each from a subprocess."""
     stores = ("memory",) if device.type == "cuda" else ("disk", "memory")
     rows = []
     for store in stores:
         sizes = SIZES[scale] if store == stores[0] else SIZES[scale][-1:]
         for n in sizes:
-            rows.append(apart.measured(__name__, str(n), store, device.type, scale))
+            rows.append(isolated.measure(__name__, str(n), store, device.type, scale))
     return rows
 
 

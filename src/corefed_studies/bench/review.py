@@ -1,14 +1,14 @@
 """`corefed bench review`: does the review flag keep its promise on real images?
 
 A federation is trained (ten clients, shards-medium, coresets of a tenth; quick: the built-in
-digits), its clients' held-out points are halved at random many times, each client's threshold is
-chosen on its one half and tried on the other. Nothing of the second half enters the threshold.
+digits). The held-out points of its clients are halved at random many times. Each client's threshold
+is chosen on one half and tried on the other, which the threshold has not seen.
 
-    error       wrong among the kept, of all clients and halvings together
-    coverage    kept, of all points
-    broken      part of the (client, halving) pairs whose kept points on the second half have an
-                error above the target. The promise allows 1 - confidence of them to have a true
-                error above it; this count has the second half's own chance in it as well.
+    error       share of wrong predictions among the kept, over all clients and halvings
+    coverage    share of points that are kept
+    broken      share of (client, halving) pairs whose kept points on the second half have an error
+                above the target. The promise allows 1 - confidence of them to have a true error
+                above it; this count includes the sampling error of the second half.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ RUNS: dict[str, dict[str, dict[str, object]]] = {
 
 
 def review(device: torch.device, scale: str, out: Path | None) -> list[dict[str, Any]]:
-    """One row a data set and target error; a run that is in `out` already is not trained again."""
+    """One row per data set and target error; a run that is in `out` is not trained again."""
     rows = []
     with TemporaryDirectory() as temporary:
         for name, settings in RUNS[scale].items():

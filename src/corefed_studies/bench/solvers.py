@@ -4,10 +4,10 @@
     rbf        regression on 301 radial bases over positions, as in `figure2.py`; exact
     gaussian   x_j ~ N(theta, I), the mean of 200 dimensions unknown; exact
 
-Each with S draws from the full posterior as potentials, in float32 as the library takes them. What
-counts is not the objective a solver was given but the one on fresh draws and the divergence of the
-coreset's posterior from the full one, so these stand beside it. A-IHT II is also timed against one
-product with Phi^T, the least an iteration can cost.
+Potentials are S draws from the full posterior, in float32 as the library takes them. The objective
+that a solver was given does not decide. So the tables also show the objective on fresh draws, and
+the divergence of the coreset's posterior from the full one. A-IHT II is also timed against one
+product with Phi^T, the least that an iteration can cost.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from corefed.base.device import device_for
 from corefed.base.progress import bars
 from corefed.bayes import regression
 from corefed.bayes.regression import Normal
@@ -32,7 +33,9 @@ from corefed_studies import pages
 from corefed_studies.reproduce import curves, figure2
 
 
-class Setting(NamedTuple):
+class SolverSetting(NamedTuple):
+    """How much is measured at a scale."""
+
     points: int
     draws: int
     fresh: int
@@ -40,8 +43,8 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "paper": Setting(20_000, 500, 1000, (100, 300, 1000)),
-    "quick": Setting(600, 80, 100, (20, 40)),
+    "paper": SolverSetting(20_000, 500, 1000, (100, 300, 1000)),
+    "quick": SolverSetting(600, 80, 100, (20, 40)),
 }
 
 METRICS = {
@@ -65,11 +68,15 @@ class Case(NamedTuple):
 
 
 def main(
-    scale: str, folder: Path, console: Console, device: torch.device, page: Path | None = None
+    scale: str, out: Path | None, console: Console, device_name: str, *, page: Path | None = None
 ) -> None:
-    """Measure, keep each figure as it comes, and write solvers.md, .json and .png into `folder`;
-    on a `page` with marks, what lies between them becomes solvers.md."""
+    """Measure, keep each number as it comes, and write solvers.md, .json and .png into `out`.
+
+    On a `page` with marks, what lies between them becomes solvers.md.
+    """
     marked = pages.Marked(page, "bench solvers") if page is not None else None
+    device = device_for(device_name)
+    folder = out or Path("runs") / f"bench-solvers-{device.type}-{scale}"
     folder.mkdir(parents=True, exist_ok=True)
     setting = SETTINGS[scale]
     settings = {**setting._asdict(), "device": device.type}
@@ -95,13 +102,13 @@ def main(
 def measure_all(
     name: str,
     case: Case,
-    setting: Setting,
+    setting: SolverSetting,
     kept: curves.Kept,
     console: Console,
     device: torch.device,
 ) -> None:
     """Every solver at every size, but for those that are kept already."""
-    jobs: list[curves.Line] = [
+    jobs: list[curves.Measurement] = [
         {"problem": name, "solver": solver, "k": k}
         for k in setting.sizes
         for solver in solvers.SOLVERS
@@ -147,7 +154,9 @@ def _drawn(case: Case, posterior: Normal, draws: int, stream: int) -> Tensor:
     return case.potentials(thetas).float()
 
 
-def _iteration(name: str, case: Case, setting: Setting, device: torch.device) -> dict[str, Any]:
+def _iteration(
+    name: str, case: Case, setting: SolverSetting, device: torch.device
+) -> dict[str, Any]:
     """Seconds of an iteration of A-IHT II and of one product with Phi^T, in turn, in one run."""
     g = _drawn(case, case.full(), setting.draws, 0).to(device)
     posed = problem.problem(g.unsqueeze(0), setting.sizes[0])
@@ -171,7 +180,9 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _text(setting: Setting, lines: list[curves.Line], floor: list[dict[str, Any]]) -> str:
+def _text(
+    setting: SolverSetting, lines: list[curves.Measurement], floor: list[dict[str, Any]]
+) -> str:
     text = [f"n = {setting.points}, S = {setting.draws}, {setting.fresh} fresh draws.", ""]
     for name in CASES:
         for k in setting.sizes:

@@ -1,9 +1,9 @@
-"""`corefed bench submodular`: time to choose half of the points by each objective, and memory.
+"""`corefed bench submodular`: time and memory to choose half of the points, by objective.
 
-Features are the sizes of normal draws, 512 a point: not negative, as pooled activations are. Every
-row is a process of its own, whose peak of resident memory is its own. At n = 2000 the same choice
-is made by submodlib, where it is installed, in the same process; without it, the ratio is to
-`naive`, which works out f anew for every candidate, and at a size that it can manage.
+Features are absolute values of normal draws, 512 per point: not negative, like pooled activations.
+Each row is measured in a subprocess, so that its peak memory is its own. At n = 2000 submodlib, if
+installed, makes the same choice in the same process. Without it, the ratio is to `naive`, which
+recomputes f for every candidate, at a size that it can manage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from corefed.selectors.similarity import Metric
 from corefed.selectors.submodular import Objective, greedy
 from corefed.training.loop import peak_memory_mb
-from corefed_studies.bench import apart
+from corefed_studies.bench import isolated
 
 OBJECTIVES: tuple[Objective, ...] = ("logdet", "dispsum", "dispmin")
 SIZES = {"paper": (2_000, 10_000), "quick": (200, 400)}
@@ -34,7 +34,7 @@ REPEATS = 3
 
 
 def submodular(device: torch.device, scale: str) -> list[dict[str, Any]]:
-    """One row an objective and size, each from a process of its own."""
+    """One row per objective and size, each from a subprocess."""
     compared, alone = SIZES[scale]
     if find_spec("submodlib") is None:
         print(
@@ -48,7 +48,7 @@ def submodular(device: torch.device, scale: str) -> list[dict[str, Any]]:
     rows = []
     for n, other in jobs:
         for objective in OBJECTIVES:
-            rows.append(apart.measured(__name__, objective, str(n), other, device.type))
+            rows.append(isolated.measure(__name__, objective, str(n), other, device.type))
     return rows
 
 

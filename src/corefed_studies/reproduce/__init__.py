@@ -1,6 +1,6 @@
-"""Experiments behind the tables and figures of the paper and of `docs/`, each by one command.
+"""Experiments behind the tables and figures of the paper and of `docs/`, one command each.
 
-Every run is an ordinary run folder, so a command that was stopped goes on where it was, and
+Every run is an ordinary run folder. So a command that was stopped continues where it was, and
 `corefed compare` reads the parts. `--scale paper` is what the documentation shows; `quick` is the
 same code on less data and fewer rounds.
 """
@@ -17,7 +17,9 @@ from rich.console import Console
 from corefed.base.errors import UserError
 
 
-class Entry(NamedTuple):
+class Study(NamedTuple):
+    """Where an experiment is, and which options of the command line it takes."""
+
     module: str
     function: str
     description: str
@@ -28,26 +30,26 @@ class Entry(NamedTuple):
 TABLE = ("jobs", "results", "page")
 
 NAMES = {
-    "table1": Entry("table1", "reproduce", "every method on MNIST, Fashion-MNIST, CIFAR-10",
+    "table1": Study("table1", "reproduce", "every method on MNIST, Fashion-MNIST, CIFAR-10",
                     options=TABLE),
-    "table2": Entry("table2", "reproduce", "chest X-rays at two hospitals, by class",
+    "table2": Study("table2", "reproduce", "chest X-rays at two hospitals, by class",
                     options=(*TABLE, "data")),
-    "table3": Entry("table3", "reproduce", "rounds and bytes to a target accuracy, by coreset size",
+    "table3": Study("table3", "reproduce", "rounds and bytes to a target accuracy, by coreset size",
                     folder="table1", options=TABLE),
-    "figure2": Entry("figure2", "reproduce", "coresets of a spatial regression",
+    "figure2": Study("figure2", "reproduce", "coresets of a spatial regression",
                      options=("data", "postcodes")),
-    "figure3": Entry("figure3", "reproduce", "KL between posteriors over rounds"),
-    "figure4": Entry("figure4", "reproduce", "training loss with and without the KL term"),
-    "figure5": Entry("table3", "reproduce_figure5", "accuracy over rounds, by coreset size",
+    "figure3": Study("figure3", "reproduce", "KL between posteriors over rounds"),
+    "figure4": Study("figure4", "reproduce", "training loss with and without the KL term"),
+    "figure5": Study("table3", "reproduce_figure5", "accuracy over rounds, by coreset size",
                      folder="table1", options=("jobs", "results")),
-    "shards-medium": Entry("subsets", "reproduce_shards", "full data, coresets, random subsets"),
-    "shards-large": Entry("subsets", "reproduce_shards", "the same with 4500 points a client"),
-    "solvers": Entry("subsets", "reproduce_solvers", "what the solver does to accuracy"),
-    "grid": Entry("subsets", "reproduce_grid", "fractions by local steps: no collapse"),
-    "glm": Entry("glm", "reproduce", "coresets of generalised linear models against MCMC"),
-    "newcomer": Entry("newcomer", "reproduce", "a client that joins after training, by its points",
+    "shards-medium": Study("subsets", "reproduce_shards", "full data, coresets, random subsets"),
+    "shards-large": Study("subsets", "reproduce_shards", "the same with 4500 points a client"),
+    "solvers": Study("subsets", "reproduce_solvers", "what the solver does to accuracy"),
+    "grid": Study("subsets", "reproduce_grid", "fractions by local steps: no collapse"),
+    "glm": Study("glm", "reproduce", "coresets of generalised linear models against MCMC"),
+    "newcomer": Study("newcomer", "reproduce", "a client that joins after training, by its points",
                       options=("results", "page")),
-    "rates": Entry("rates", "reproduce", "error against points, beside the rate of Theorem 2",
+    "rates": Study("rates.study", "reproduce", "error against points, beside the rate of Theorem 2",
                    options=TABLE),
 }  # fmt: skip
 

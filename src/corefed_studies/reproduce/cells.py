@@ -1,9 +1,9 @@
-"""The cells of a table, each a run in a folder of its own: train those that are missing, read all.
+"""The cells of a table, each a run in its own folder: train those that are missing, read all.
 
-A table that was stopped goes on where it was, cell by cell and inside a cell from its checkpoint.
-Cells are independent, so several can be trained side by side, each in a process of one thread: on a
-CPU that is faster than one process with all threads, and a GPU that waits for kernels to be
-launched has room for more than one process.
+A table that was stopped continues where it was: cell by cell, and within a cell from its
+checkpoint. Cells are independent, so several can be trained at the same time, each in a process
+with one thread. On a CPU this is faster than one process with all threads; on a GPU, one process
+leaves room for others while it waits for kernels to be launched.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from corefed.settings import config
 from corefed.settings.config import resolve
 from corefed.training import record, rounds
 from corefed.training.interrupt import stop_on_interrupt
+from corefed.training.record import Line
 from corefed.training.setup import concrete
 
 Flags = dict[str, object]
-Line = dict[str, Any]
 
 MATCHING: Flags = {"method": "coreset-pfedbayes", "preset": "matching"}
 """Coresets by the paper's selector: what its tables and figures are about."""
@@ -42,7 +42,7 @@ ELSEWHERE = frozenset({"device", "memory_mb", "runtime"})
 """Settings that may differ between the machine that trained a cell and the one that reads it."""
 
 
-class Cell(NamedTuple):
+class StudyCell(NamedTuple):
     """One run of a table: where it stands, and what defines it."""
 
     row: str
@@ -50,7 +50,7 @@ class Cell(NamedTuple):
     flags: Flags
 
 
-class Outcome(NamedTuple):
+class CellOutcome(NamedTuple):
     """What became of a cell: its summary and its rounds, or the sentence it failed with."""
 
     summary: dict[str, Any]
@@ -58,17 +58,17 @@ class Outcome(NamedTuple):
     failure: str = ""
 
 
-Found = dict[tuple[str, str], Outcome]
+Found = dict[tuple[str, str], CellOutcome]
 
 
-def place_of(cell: Cell, folder: Path) -> Path:
+def place_of(cell: StudyCell, folder: Path) -> Path:
     """The run folder of a cell."""
     words = f"{cell.row} {cell.column}".replace("%", "").replace(",", "").lower().split()
     return folder / "-".join(words)
 
 
 def summaries(
-    cells: Sequence[Cell], folder: Path, console: Console
+    cells: Sequence[StudyCell], folder: Path, console: Console
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """The summary of every cell; a cell that fails ends the command."""
     found = outcomes(cells, folder, console, jobs=1)
@@ -78,7 +78,7 @@ def summaries(
     return {key: outcome.summary for key, outcome in found.items()}
 
 
-def outcomes(cells: Sequence[Cell], folder: Path, console: Console, jobs: int = 0) -> Found:
+def outcomes(cells: Sequence[StudyCell], folder: Path, console: Console, jobs: int = 0) -> Found:
     """Train what is missing, `jobs` cells at a time (0: as suits the machine), and read all."""
     missing = [cell for cell in cells if not _finished(cell, folder)]
     jobs = min(len(missing), jobs or default_jobs())
@@ -90,7 +90,7 @@ def outcomes(cells: Sequence[Cell], folder: Path, console: Console, jobs: int = 
             done = sum(_rounds(cell, folder) for cell in cells)
             shown.show("rounds of all cells", done, total)
 
-        def ended(cell: Cell, failure: str) -> None:
+        def ended(cell: StudyCell, failure: str) -> None:
             if failure:
                 failures[cell.row, cell.column] = failure
             console.print(f"{cell.row}, {cell.column}: {failure or 'done'}")
@@ -105,7 +105,7 @@ def outcomes(cells: Sequence[Cell], folder: Path, console: Console, jobs: int = 
     for cell in cells:
         failure = failures.get((cell.row, cell.column), "")
         read = ({}, []) if failure else record.read(place_of(cell, folder))
-        found[cell.row, cell.column] = Outcome(*read, failure)
+        found[cell.row, cell.column] = CellOutcome(*read, failure)
     return found
 
 
@@ -113,7 +113,7 @@ def default_jobs() -> int:
     return GPU_JOBS if torch.cuda.is_available() else min(CPU_JOBS, os.cpu_count() or 1)
 
 
-def train(cell: Cell, folder: Path, on_round: Callable[[], None] = lambda: None) -> str:
+def train(cell: StudyCell, folder: Path, on_round: Callable[[], None] = lambda: None) -> str:
     """Train or resume one cell; the sentence it failed with, if it did (it may have diverged)."""
     place = place_of(cell, folder)
     with stop_on_interrupt(place) as stop:
@@ -132,25 +132,25 @@ def train(cell: Cell, folder: Path, on_round: Callable[[], None] = lambda: None)
     return ""
 
 
-def _alone(cell: Cell, folder: Path) -> str:
+def _alone(cell: StudyCell, folder: Path) -> str:
     """`train` in a process of its own."""
     torch.set_num_threads(1)
     return train(cell, folder)
 
 
 def _side_by_side(
-    cells: Sequence[Cell],
+    cells: Sequence[StudyCell],
     folder: Path,
     jobs: int,
     show: Callable[[], None],
-    ended: Callable[[Cell, str], None],
+    ended: Callable[[StudyCell, str], None],
 ) -> None:
     """Long cells first, so that none is left over at the end; looks at the folders to show how
     far they are. Ctrl-C reaches the workers as well, which finish their round and stop."""
     spawn = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     by_length = sorted(cells, key=lambda cell: -resolve(flags=cell.flags).run.rounds)
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
-        running: dict[Future[str], Cell] = {
+        running: dict[Future[str], StudyCell] = {
             pool.submit(_alone, cell, folder): cell for cell in by_length
         }
         try:
@@ -164,7 +164,7 @@ def _side_by_side(
             raise
 
 
-def _finished(cell: Cell, folder: Path) -> bool:
+def _finished(cell: StudyCell, folder: Path) -> bool:
     """Whether a cell is complete; one of other settings under the same name is refused."""
     place = place_of(cell, folder)
     if not (place / record.SUMMARY).exists():
@@ -182,7 +182,7 @@ def _finished(cell: Cell, folder: Path) -> bool:
     return len(lines) == experiment.run.rounds
 
 
-def _rounds(cell: Cell, folder: Path) -> int:
+def _rounds(cell: StudyCell, folder: Path) -> int:
     """Rounds on record, by counting lines."""
     path = place_of(cell, folder) / record.ROUNDS
     try:

@@ -1,7 +1,7 @@
 """Every solver at every coreset size: solve, keep what was measured, tabulate and draw it.
 
-Shared by `figure2.py` and `glm.py`. A measurement is a flat dict, kept as a line of JSON the moment
-it is there, so that a command that was stopped goes on where it was.
+Shared by `figure2.py` and `glm.py`. A measurement is a flat dict. It is written as a line of JSON
+at once, so that a command that was stopped continues where it was.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from corefed.base.errors import UserError
 from corefed.base.tables import markdown_table
 from corefed.coreset import solvers
 from corefed.coreset.problem import Problem, Solution
+from corefed.coreset.sparse_vi import Resample
 from corefed.training.record import over_seeds
 
-Line = dict[str, Any]
-
-Resample = Callable[[Tensor, int], Problem]  # (w [1, n], step) -> potentials under draws of pi_w
+Measurement = dict[str, Any]
 
 
 class Contender(NamedTuple):
@@ -56,7 +55,7 @@ def relative_objective(problem: Problem, w: Tensor) -> float:
 
 def solve(
     contender: Contender, problem: Problem, generator: torch.Generator, resample: Resample
-) -> tuple[Tensor, Line]:
+) -> tuple[Tensor, Measurement]:
     """w [1, n], and what there is to say about it without a posterior."""
     solver: Callable[..., Solution] = solvers.get(contender.solver)
     options = contender.options(resample)
@@ -79,7 +78,7 @@ class Kept:
 
     def __init__(self, path: Path, settings: Mapping[str, Any], fields: Sequence[str]) -> None:
         self.path, self.fields = path, tuple(fields)
-        self.lines: dict[tuple[Any, ...], Line] = {}
+        self.lines: dict[tuple[Any, ...], Measurement] = {}
         settings = json.loads(json.dumps(settings))  # as a file gives them back: tuples are lists
         whole = self._read()
         if whole and whole[0] != {"settings": settings}:
@@ -97,11 +96,11 @@ class Kept:
     def __contains__(self, line: Mapping[str, Any]) -> bool:
         return self.key(line) in self.lines
 
-    def add(self, line: Line) -> None:
+    def add(self, line: Measurement) -> None:
         self._append(line)
         self.lines[self.key(line)] = line
 
-    def _read(self) -> list[Line]:
+    def _read(self) -> list[Measurement]:
         """The whole lines; one that was cut short is cut off, to be measured again."""
         try:
             content = self.path.read_bytes() if self.path.exists() else b""
@@ -114,7 +113,7 @@ class Kept:
         except ValueError as error:
             raise UserError(f"{self.path} is damaged ({error}); remove it.") from error
 
-    def _append(self, line: Line) -> None:
+    def _append(self, line: Measurement) -> None:
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
@@ -125,7 +124,7 @@ class Kept:
 # --- tables and pictures --------------------------------------------------------------------------
 
 
-def values(lines: Iterable[Line], metric: str, **wanted: object) -> list[float]:
+def values(lines: Iterable[Measurement], metric: str, **wanted: object) -> list[float]:
     """A metric of the lines that match, one a trial."""
     return [
         line[metric]
@@ -144,9 +143,11 @@ def cell(each: Sequence[float]) -> str:
 
 
 def table(
-    lines: Sequence[Line], rows: Sequence[str], columns: Mapping[str, tuple[str, dict[str, object]]]
+    lines: Sequence[Measurement],
+    rows: Sequence[str],
+    columns: Mapping[str, tuple[str, dict[str, object]]],
 ) -> list[str]:
-    """Markdown, one row a solver. A column is its heading, the metric, and which lines it takes."""
+    """Markdown, one row per solver. A column: its heading, the metric, and which lines it takes."""
     body = [
         [
             label,
@@ -175,9 +176,12 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def picture(
-    groups: Mapping[str, Sequence[Line]], metrics: Mapping[str, str], path: Path, floor: float
+    groups: Mapping[str, Sequence[Measurement]],
+    metrics: Mapping[str, str],
+    path: Path,
+    floor: float,
 ) -> None:
-    """Metrics against k: one row a group, one column a metric, one line a solver.
+    """Metrics against k: one row per group, one column per metric, one line per solver.
 
     A line is the mean over trials, its band the least and the greatest. Values below `floor` are
     rounding and are drawn on it, lest they squeeze everything else into the top of a log scale.
@@ -225,9 +229,11 @@ def _apart(sizes: Sequence[int]) -> list[int]:
     return kept
 
 
-def summary(lines: Sequence[Line], fields: Sequence[str], metrics: Sequence[str]) -> list[Line]:
+def summary(
+    lines: Sequence[Measurement], fields: Sequence[str], metrics: Sequence[str]
+) -> list[Measurement]:
     """Mean, standard deviation and every trial of each metric, for each value of the fields."""
-    groups: dict[tuple[Any, ...], list[Line]] = {}
+    groups: dict[tuple[Any, ...], list[Measurement]] = {}
     for line in lines:
         groups.setdefault(tuple(line[field] for field in fields), []).append(line)
     return [

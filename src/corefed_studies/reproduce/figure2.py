@@ -2,17 +2,17 @@
 
     y_j = log10 price,    y_j ~ N(b_j^T theta, noise^2),    b_ji = exp(-|p_j - c_i|^2 / (2 l_i^2))
 
-with p_j longitude and latitude in degrees as they are, neither scaled nor projected, as this
-experiment has it in the coreset literature. 301 bases: 50 at each of the scales l = 0.2, 0.4, 0.8,
-1.2, 1.6 and 2 degrees and one at 100, which is as good as a constant. Their centres c_i are
-positions drawn from the file. With the file's log prices of mean m and variance v, noise^2 = v and
-theta ~ N(m 1, (v + m^2) I): the prior's variance is the second moment.
+p_j is longitude and latitude in degrees, neither scaled nor projected, as in the coreset
+literature. There are 301 bases: 50 at each of the scales l = 0.2, 0.4, 0.8, 1.2, 1.6 and 2 degrees,
+and one at 100, which is nearly constant. Their centres c_i are positions drawn from the file. With
+the file's log prices of mean m and variance v, noise^2 = v and theta ~ N(m 1, (v + m^2) I): the
+prior's variance is the second moment.
 
-A trial draws 1000 rows and its own centres. The potentials are those of the true posterior, exactly
-(`regression.tangent`) or by 600 draws, twice the largest k; `held_out` is the exact objective of
-what was found, so for the exact ones it is the objective itself. Posteriors and both KLs are closed
-forms. Sparse VI draws from the posteriors of its own coresets, and so is measured once, beside the
-Monte-Carlo ones.
+A trial draws 1000 rows and its own centres. Potentials are those of the true posterior, either
+exact (`regression.tangent`) or by 600 draws, twice the largest k. `held_out` is the exact objective
+of the result, so for exact potentials it is the objective itself. Posteriors and both KLs are
+closed forms. Sparse VI draws from the posteriors of its own coresets, so it is measured once,
+beside the Monte Carlo potentials.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from corefed.bayes import regression
 from corefed.bayes.regression import Normal, kl, linear_posterior
 from corefed.coreset import solvers
 from corefed.coreset.problem import Problem, problem
-from corefed_studies import positions
-from corefed_studies.positions import Positions
+from corefed_studies.data import positions
+from corefed_studies.data.positions import Positions
 from corefed_studies.reproduce import curves
-from corefed_studies.reproduce.curves import LONG, Contender, Line
+from corefed_studies.reproduce.curves import LONG, Contender, Measurement
 
 SCALES = (0.2, 0.4, 0.8, 1.2, 1.6, 2.0)
 CONSTANT = 100.0
@@ -52,7 +52,7 @@ METRICS = {
 }
 
 
-class Setting(NamedTuple):
+class SpatialSetting(NamedTuple):
     trials: int
     points: int
     bases: int  # at each of SCALES
@@ -64,7 +64,7 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "paper": Setting(
+    "paper": SpatialSetting(
         trials=10,
         points=1000,
         bases=50,
@@ -74,7 +74,7 @@ SETTINGS = {
         long=(220, 260, 300),
         solvers=tuple(solvers.SOLVERS),
     ),
-    "quick": Setting(
+    "quick": SpatialSetting(
         trials=1,
         points=200,
         bases=10,
@@ -144,7 +144,7 @@ def bases(where: Tensor, centres: Tensor, scales: Tensor) -> Tensor:
     return (-square / (2 * scales.square())).exp()
 
 
-def trial(places: Positions, setting: Setting, number: int) -> Trial:
+def trial(places: Positions, setting: SpatialSetting, number: int) -> Trial:
     draw = rng.generator(number, 0, rng.SERVER, "figure2 rows and centres")
     rows = torch.randperm(len(places.where), generator=draw)[: setting.points]
     scales = torch.tensor((*SCALES,) * setting.bases + (CONSTANT,), dtype=torch.float64)
@@ -168,8 +168,8 @@ def model(log_price: Tensor, d: int) -> tuple[Normal, float]:
 
 
 def measure(
-    this: Trial, setting: Setting, kind: str, contender: Contender, k: int
-) -> tuple[Tensor, Line]:
+    this: Trial, setting: SpatialSetting, kind: str, contender: Contender, k: int
+) -> tuple[Tensor, Measurement]:
     """w [n] of one solver, and how near its posterior is to that of all data."""
     g, exact = this.potentials[kind].unsqueeze(0), this.potentials[EXACT].unsqueeze(0)
 
@@ -191,7 +191,7 @@ def measure(
     return w[0], line
 
 
-def jobs(setting: Setting) -> Iterator[tuple[dict[str, Any], Contender]]:
+def jobs(setting: SpatialSetting) -> Iterator[tuple[dict[str, Any], Contender]]:
     """Every measurement there is to make: its key, and who makes it."""
     plain = [(c, setting.sizes) for c in curves.contenders(setting.solvers)]
     for number in range(setting.trials):
@@ -204,7 +204,9 @@ def jobs(setting: Setting) -> Iterator[tuple[dict[str, Any], Contender]]:
                     yield key, contender
 
 
-def measure_all(places: Positions, setting: Setting, kept: curves.Kept, console: Console) -> None:
+def measure_all(
+    places: Positions, setting: SpatialSetting, kept: curves.Kept, console: Console
+) -> None:
     wanted = [job for job in jobs(setting) if job[0] not in kept]
     this: Trial | None = None
     for key, contender in track(wanted, "solvers", console):
@@ -217,7 +219,7 @@ def measure_all(places: Positions, setting: Setting, kept: curves.Kept, console:
 # --- what is written ------------------------------------------------------------------------------
 
 
-def _text(settings: Line, setting: Setting, lines: list[Line]) -> list[str]:
+def _text(settings: Measurement, setting: SpatialSetting, lines: list[Measurement]) -> list[str]:
     labels = [*setting.solvers, LONG.label]
     largest = max(setting.sizes)
     text = [
@@ -244,7 +246,7 @@ def _text(settings: Line, setting: Setting, lines: list[Line]) -> list[str]:
     return text
 
 
-def _target(lines: list[Line], k: int) -> list[str]:
+def _target(lines: list[Measurement], k: int) -> list[str]:
     """The default solver against the long run of the paper's, in words."""
     text = []
     for kind in (EXACT, DRAWN):
@@ -269,7 +271,7 @@ NEAR = 1 / 25
 """Of the map's height: a cell further from every point is left white, nothing is known there."""
 
 
-def _map(this: Trial, setting: Setting, path: Path) -> None:
+def _map(this: Trial, setting: SpatialSetting, path: Path) -> None:
     """Coresets of growing size over their posterior mean, and all data over theirs."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap

@@ -12,7 +12,7 @@ from corefed.bayes import gaussian
 from corefed.settings.config import Experiment, resolve
 from corefed.training.setup import prepare
 from corefed_studies.reproduce.cells import MATCHING, Flags
-from corefed_studies.reproduce.stepwise import Curves, advance, kept, picture, table
+from corefed_studies.reproduce.stepwise import RoundCurves, advance, kept, picture, table
 
 KINDS: dict[str, Flags] = {
     "full data": {"method": "pfedbayes"},
@@ -42,7 +42,7 @@ def _style(name: str) -> dict[str, object]:
     return {"color": color, "alpha": 0.45 if "10 %" in name else 1.0}
 
 
-def divergences(experiments: dict[str, Experiment]) -> Curves:
+def divergences(experiments: dict[str, Experiment]) -> RoundCurves:
     """KL(q_w || q) a parameter after each round, of every experiment against the first.
 
     All start from the same weights and draw the same noise; they differ in what they train on.
@@ -50,7 +50,7 @@ def divergences(experiments: dict[str, Experiment]) -> Curves:
     setups = {label: prepare(experiment) for label, experiment in experiments.items()}
     servers = {label: setup.servers for label, setup in setups.items()}
     first = next(iter(setups))
-    curves: Curves = {label: [] for label in setups if label != first}
+    curves: RoundCurves = {label: [] for label in setups if label != first}
     for t in track(range(setups[first].experiment.run.rounds), "rounds of all"):
         for label, setup in setups.items():
             servers[label] = advance(setup, servers[label], t)

@@ -12,7 +12,7 @@ from corefed.bayes import gaussian
 from corefed.settings.config import Experiment, resolve
 from corefed.training.setup import prepare
 from corefed_studies.reproduce.cells import Flags
-from corefed_studies.reproduce.stepwise import Curves, advance, kept, picture, table
+from corefed_studies.reproduce.stepwise import RoundCurves, advance, kept, picture, table
 
 TERMS = {"with the KL term": 1.0, "without it": 0.0}
 
@@ -34,12 +34,12 @@ def _style(name: str) -> dict[str, object]:
     return {"color": "tab:blue" if name.startswith("with ") else "tab:red"}
 
 
-def training_losses(experiments: dict[str, Experiment]) -> Curves:
+def training_losses(experiments: dict[str, Experiment]) -> RoundCurves:
     """E_q[-log p] a datum of *all* training points after each round, by 4 draws.
 
     The loss that training itself sees is weighted by w and cannot be compared between coresets.
     """
-    curves: Curves = {}
+    curves: RoundCurves = {}
     for label, experiment in experiments.items():
         setup = prepare(experiment)
         servers, curve = setup.servers, curves.setdefault(label, [])

@@ -1,10 +1,10 @@
-"""Coresets of logistic and Poisson regressions: every solver on the literature's small sets.
+"""Coresets of logistic and Poisson regressions: every solver on six small sets of the literature.
 
-theta ~ N(0, I), the six sets of `coreset_sets.py` in their own units. The full posterior and
-those of the coresets are Laplace's, so both KLs are closed forms; potentials are 500 draws of the
-full one, and `held_out` is the objective on 2000 others. What Laplace itself is worth is said
-beside it: a long run of Hamiltonian Monte Carlo on all data of each set, how far Laplace's means
-are from that run's in its standard deviations, and how far those of a run on the coreset are.
+theta ~ N(0, I), the six sets of `data/coreset_sets.py` in their own units. The full posterior and
+those of the coresets are Laplace approximations, so both KLs are closed forms. Potentials are 500
+draws of the full one; `held_out` is the objective on 2000 others. How good Laplace is, is measured
+too: by a long run of Hamiltonian Monte Carlo on all data of each set, and one on the coreset. Both
+comparisons are distances of means, in standard deviations of the long run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from corefed.base.progress import track
 from corefed.bayes.regression import Family, Normal, kl, laplace, logistic, poisson, potentials
 from corefed.coreset import solvers
 from corefed.coreset.problem import Problem, problem
-from corefed_studies import coreset_sets, hamiltonian
-from corefed_studies.reproduce import curves
-from corefed_studies.reproduce.curves import LONG, Contender, Line
+from corefed_studies.data import coreset_sets
+from corefed_studies.reproduce import curves, hamiltonian
+from corefed_studies.reproduce.curves import LONG, Contender, Measurement
 
 FAMILIES = {"logistic": logistic, "poisson": poisson}
 
@@ -39,7 +39,7 @@ METRICS = {
 }
 
 
-class Setting(NamedTuple):
+class GlmSetting(NamedTuple):
     sets: tuple[str, ...]
     seeds: int
     draws: int
@@ -52,7 +52,7 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "paper": Setting(
+    "paper": GlmSetting(
         sets=tuple(coreset_sets.SETS),
         seeds=5,
         draws=500,
@@ -63,7 +63,7 @@ SETTINGS = {
         chains=40,
         chain_draws=500,
     ),
-    "quick": Setting(
+    "quick": GlmSetting(
         sets=("synth_lr", "synth_poiss"),
         seeds=1,
         draws=200,
@@ -112,7 +112,9 @@ class Regression(NamedTuple):
     def posterior(self, w: Tensor) -> Normal:
         return laplace(self.family, self.x, self.y, w, self.prior)
 
-    def chains(self, w: Tensor, start: Normal, setting: Setting, stream: int) -> hamiltonian.Chains:
+    def chains(
+        self, w: Tensor, start: Normal, setting: GlmSetting, stream: int
+    ) -> hamiltonian.Chains:
         return hamiltonian.sample(
             *(self.family, self.x, self.y, w, self.prior, start),
             chains=setting.chains,
@@ -133,7 +135,7 @@ def load(name: str) -> Regression:
     return Regression(name, family, data.x, data.y, prior, truth)
 
 
-def check(this: Regression, setting: Setting) -> Line:
+def check(this: Regression, setting: GlmSetting) -> Measurement:
     """Laplace against a long run: means in the run's standard deviations, and ratios of those."""
     run = this.chains(torch.ones_like(this.y), this.truth, setting, rng.SERVER)
     error = (this.truth.mean - run.mean) / run.std
@@ -155,8 +157,13 @@ def check(this: Regression, setting: Setting) -> Line:
 
 
 def measure(
-    this: Regression, setting: Setting, seed: int, contender: Contender, k: int, mcmc: Line
-) -> Line:
+    this: Regression,
+    setting: GlmSetting,
+    seed: int,
+    contender: Contender,
+    k: int,
+    mcmc: Measurement,
+) -> Measurement:
     """One solver at one size, and how near its posterior is to that of all data."""
 
     def draws(purpose: str) -> torch.Generator:
@@ -188,7 +195,7 @@ def _rms(v: Tensor) -> float:
     return float(v.square().mean().sqrt())
 
 
-def jobs(setting: Setting) -> Iterator[tuple[dict[str, Any], Contender]]:
+def jobs(setting: GlmSetting) -> Iterator[tuple[dict[str, Any], Contender]]:
     for each in setting.sets:
         for seed in range(setting.seeds):
             for contender in [*curves.contenders(setting.solvers), LONG]:
@@ -196,7 +203,9 @@ def jobs(setting: Setting) -> Iterator[tuple[dict[str, Any], Contender]]:
                     yield {"set": each, "seed": seed, "solver": contender.label, "k": k}, contender
 
 
-def measure_all(setting: Setting, kept: curves.Kept, checks: curves.Kept, console: Console) -> None:
+def measure_all(
+    setting: GlmSetting, kept: curves.Kept, checks: curves.Kept, console: Console
+) -> None:
     wanted = [job for job in jobs(setting) if job[0] not in kept]
     this: Regression | None = None
     for key, contender in track(wanted, "solvers", console):
@@ -209,7 +218,7 @@ def measure_all(setting: Setting, kept: curves.Kept, checks: curves.Kept, consol
 # --- what is written ------------------------------------------------------------------------------
 
 
-def _text(setting: Setting, lines: list[Line], mcmc: list[Line]) -> list[str]:
+def _text(setting: GlmSetting, lines: list[Measurement], mcmc: list[Measurement]) -> list[str]:
     text = [
         "Full-data Laplace posterior against Hamiltonian Monte Carlo. Differences of means are in "
         "Monte Carlo standard deviations, root mean square over coefficients; ratios are Laplace's "

@@ -1,10 +1,10 @@
-"""What joining late is worth: accuracy of a client that took no part against its number of points.
+"""What joining late is worth: accuracy of a client that took no part, by its number of points.
 
-Data are dealt to ten clients; eight train a federation, two come later, with their first m points
-of a random order. Each gets a model in several ways: from the federation's global posterior as
-`corefed personalize` does it (all m points; a coreset), the global model as it is, and alone. Alone
-is the same method from the initial prior, an ordinary network (SGD), and logistic regression:
-the first is what the global posterior replaces, the others what such a client would do without us.
+Data are split among ten clients. Eight train a federation; two come later, with the first m points
+of a random order. Each gets a model in several ways: from the federation's global posterior as in
+`corefed personalize` (all m points; a coreset), the global model as it is, and alone. Alone means
+the same method from the initial prior, an ordinary network (SGD), and logistic regression. The
+first is what the global posterior replaces; the others are what such a client would use instead.
 
 Steps, the ordinary network's learning rate and the least size of a coreset were chosen on seed
 100, which is not among those shown.
@@ -37,7 +37,7 @@ from corefed_studies.reproduce.results import Results
 from corefed_studies.reproduce.tables import Options, show
 
 CLIENTS, MEMBERS = 10, 8
-"""Clients that the data are dealt to, and those of them that train together."""
+"""Clients that the data are split among, and those of them that train together."""
 SIZES = (5, 10, 20, 50, 100, 200, 500, 1000)
 ALONE_STEPS, ALONE_RATE = 1000, 0.1
 """Of the ordinary network: 3000 steps, or a rate of 0.02, were no better."""
@@ -73,7 +73,7 @@ def reproduce(
         measured = (_study(data, own, folder, console) for data, own in flags(scale).items())
         return gathered([line for lines in measured for line in lines])
 
-    found = show(name, scale, folder, study, lay, options)
+    found = show(name, scale, folder, study, make_tables, options)
     draw(found, folder / f"{name}.png")
 
 
@@ -224,7 +224,7 @@ def gathered(measured: Sequence[Measured]) -> Results:
     return found
 
 
-def lay(found: Results) -> list[pages.Table]:
+def make_tables(found: Results) -> list[pages.Table]:
     laid = []
     for data in dict.fromkeys(result["data"] for result in found.values()):
         mine = {key: result for key, result in found.items() if result["data"] == data}

@@ -1,6 +1,6 @@
-"""The figures printed in the paper (Chanda, Modi, Ramakrishnan, ICLR 2024), for comparison.
+"""The numbers printed in the paper (Chanda, Modi, Ramakrishnan, ICLR 2024), for comparison.
 
-Accuracies in percent, as in its Tables 1 to 3; the text around them contradicts them in places, so
+Accuracies in percent, as in its Tables 1 to 3. The text around them contradicts them in places;
 these are the tables' own.
 """
 
@@ -18,7 +18,7 @@ class Printed(NamedTuple):
 
 NOTHING = Printed()
 
-# Table 1: (row, data set) -> figures. "50 %" is what the paper has in brackets.
+# Table 1: (row, data set) -> numbers. "50 %" is what the paper has in brackets.
 TABLE_1: dict[tuple[str, str], Printed] = {
     ("FedAvg", "mnist"): Printed(None, 92.39),
     ("FedAvg", "fashion-mnist"): Printed(None, 85.42),

@@ -1,12 +1,12 @@
-"""The result file of a table: every cell with what defined it, its figures and its learning curve.
+"""The result file of a table: every cell with its settings, its numbers and its learning curve.
 
     {"schema": 1, "name": "table1", "scale": "paper", "cells": [
     {"row", "column", "method", ..., "metrics", "classes", "cost", "environment", "curve"}, ...
     ]}
 
-A cell a line, so that two versions can be compared; small enough to be committed. Tables and
-pictures are made from this file alone: what the documentation shows can be made again from it, on
-any machine, by `corefed reproduce NAME --from FILE`.
+One line per cell, so that two versions can be compared; small enough to be committed. Tables and
+pictures are made from this file alone: `corefed reproduce NAME --from FILE` makes them again, on
+any machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from corefed.base.errors import UserError
 from corefed.training.record import Line, over_seeds
-from corefed_studies.reproduce.cells import Found, Outcome
+from corefed_studies.reproduce.cells import CellOutcome, Found
 
 SCHEMA = 1
 SHOWN = ("personal_accuracy", "global_accuracy", "personal_rmse", "global_rmse")
@@ -29,12 +29,12 @@ DIGITS = 5
 """Significant digits kept: an accuracy to a hundredth of a point."""
 
 Result = dict[str, Any]
-"""One cell as the file has it; `failure` in place of figures where it has none."""
+"""One cell as the file has it; `failure` in place of numbers where it has none."""
 
 Results = dict[tuple[str, str], Result]
 
 
-def of(found: Found, *, classes: bool = False) -> Results:
+def keep(found: Found, *, classes: bool = False) -> Results:
     """What is kept of each cell; accuracies by class only where a table shows them."""
     cells = {key: _cell(outcome) for key, outcome in found.items()}
     for cell in cells.values():
@@ -70,7 +70,7 @@ def read(path: Path, name: str) -> Results:
     return cells
 
 
-def _cell(outcome: Outcome) -> Result:
+def _cell(outcome: CellOutcome) -> Result:
     if outcome.failure:
         return {"failure": outcome.failure}
     return {

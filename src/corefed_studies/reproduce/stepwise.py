@@ -1,4 +1,4 @@
-"""Runs advanced round by round, to look inside them: what figures 3 and 4 share."""
+"""Runs advanced round by round, to look inside them: shared by figures 3 and 4."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from corefed.base.tables import markdown_table
 from corefed.base.types import Tree
 from corefed.training.setup import Setup
 
-Curves = dict[str, list[float]]
+RoundCurves = dict[str, list[float]]
 """Label -> a figure after each round."""
 
 
-def kept(path: Path, work: Callable[[], Curves]) -> Curves:
+def kept(path: Path, work: Callable[[], RoundCurves]) -> RoundCurves:
     """What an earlier call found, or the work done now and kept."""
     if not path.exists():
         path.write_text(json.dumps(work()) + "\n")
-    curves: Curves = json.loads(path.read_text())
+    curves: RoundCurves = json.loads(path.read_text())
     return curves
 
 
@@ -32,8 +32,8 @@ def advance(setup: Setup, servers: list[Tree], t: int) -> list[Tree]:
     return [setup.method.aggregate(s, u) for s, u in zip(servers, updates, strict=True)]
 
 
-def table(curves: Curves, digits: int, marks: Sequence[int] = (1, 5, 10, 20, 40)) -> list[str]:
-    """Markdown: the figures after some rounds and the last."""
+def table(curves: RoundCurves, digits: int, marks: Sequence[int] = (1, 5, 10, 20, 40)) -> list[str]:
+    """Markdown: the numbers after some rounds and the last."""
     length = len(next(iter(curves.values())))
     shown = [m for m in sorted({*marks, length}) if m <= length]
     body = [[name, *(f"{c[m - 1]:.{digits}f}" for m in shown)] for name, c in curves.items()]
@@ -41,7 +41,12 @@ def table(curves: Curves, digits: int, marks: Sequence[int] = (1, 5, 10, 20, 40)
 
 
 def picture(
-    curves: Curves, path: Path, *, label: str, scale: str, style: Callable[[str], dict[str, Any]]
+    curves: RoundCurves,
+    path: Path,
+    *,
+    label: str,
+    scale: str,
+    style: Callable[[str], dict[str, Any]],
 ) -> None:
     figure, (axis,) = panels(1)
     for name, curve in curves.items():

@@ -12,7 +12,7 @@ from corefed.base.panels import panels
 from corefed.base.tables import markdown_table
 from corefed.coreset.solvers import SOLVERS
 from corefed.training import record
-from corefed_studies.reproduce.cells import MATCHING, Cell, Flags, place_of, summaries
+from corefed_studies.reproduce.cells import MATCHING, Flags, StudyCell, place_of, summaries
 
 # --- shards-medium and shards-large: full data, coresets and random subsets -----------------------
 
@@ -27,13 +27,13 @@ SUBSETS = (
 )
 
 
-def shards(partition: str, scale: str) -> Iterator[Cell]:
+def shards(partition: str, scale: str) -> Iterator[StudyCell]:
     """R = 20, b = 100, learning rates 0.001, zeta = 1; 3 seeds, last round."""
     settings: Flags = {"partition": partition, "zeta": 1.0, "evaluate_every": 20}
     settings |= {"rounds": 100, "seeds": (0, 1, 2)} if scale == "paper" else {"rounds": 5}
     for data in ("mnist", "fashion-mnist") if scale == "paper" else ("digits",):
         for row, flags in SUBSETS:
-            yield Cell(row, data, {"data": data, **settings, "checkpoint_every": 10, **flags})
+            yield StudyCell(row, data, {"data": data, **settings, "checkpoint_every": 10, **flags})
 
 
 def reproduce_shards(partition: str, scale: str, folder: Path, console: Console) -> None:
@@ -52,7 +52,7 @@ def reproduce_shards(partition: str, scale: str, folder: Path, console: Console)
 def _markdown(
     found: dict[tuple[str, str], dict[str, Any]], metric: str, factor: float = 100.0
 ) -> list[str]:
-    """mean ± std over seeds, one row a method and one column a data set."""
+    """mean ± std over seeds, one row per method and one column per data set."""
     columns = list(dict.fromkeys(column for _, column in found))
     rows = list(dict.fromkeys(row for row, _ in found))
     digits = 2 if factor == 100.0 else 3
@@ -67,7 +67,7 @@ def _markdown(
     return markdown_table(["", *columns], body)
 
 
-def _curves(cells: list[Cell], folder: Path, path: Path) -> None:
+def _curves(cells: list[StudyCell], folder: Path, path: Path) -> None:
     """Personal accuracy against rounds, a panel a data set; bands are one std over seeds."""
     columns = list(dict.fromkeys(cell.column for cell in cells))
     figure, axes = panels(len(columns))
@@ -112,21 +112,21 @@ def _held_out(found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
 # --- solvers: what the choice of solver does to accuracy ------------------------------------------
 
 
-def solver_cells(scale: str) -> Iterator[Cell]:
-    """shards-medium as above, one row a solver, beside full data and redrawn random subsets."""
+def solver_cells(scale: str) -> Iterator[StudyCell]:
+    """shards-medium as above, one row per solver, beside full data and redrawn random subsets."""
     settings: Flags = {"partition": "shards-medium", "zeta": 1.0, "evaluate_every": 50}
     settings |= {"rounds": 100, "seeds": (0, 1, 2)} if scale == "paper" else {"rounds": 2}
     settings |= {"checkpoint_every": 20}
     names = [name for name, entry in SOLVERS.items() if not entry.resample]
     for data in ("mnist", "fashion-mnist") if scale == "paper" else ("digits",):
-        yield Cell("full data", data, {"data": data, **settings, "method": "pfedbayes"})
+        yield StudyCell("full data", data, {"data": data, **settings, "method": "pfedbayes"})
         for percent in (10, 50):
             column = f"{data} {percent} %"
             own = {"data": data, **settings, "fraction": percent / 100}
             for name in names:
-                yield Cell(name, column, {**own, **MATCHING, "solver": name})
+                yield StudyCell(name, column, {**own, **MATCHING, "solver": name})
             redrawn = {**own, "method": "random-subset", "redraw_every": 100}
-            yield Cell("random redrawn", column, redrawn)
+            yield StudyCell("random redrawn", column, redrawn)
 
 
 def reproduce_solvers(name: str, scale: str, folder: Path, console: Console) -> None:
@@ -142,7 +142,7 @@ def reproduce_solvers(name: str, scale: str, folder: Path, console: Console) -> 
 # --- grid: a coreset run never falls below a random subset ----------------------------------------
 
 
-def grid(scale: str) -> Iterator[Cell]:
+def grid(scale: str) -> Iterator[StudyCell]:
     """Fractions from 0.01 to 1 against local steps from 1 to 300, 900 steps in all."""
     fractions = (0.01, 0.1, 0.5, 1.0) if scale == "paper" else (0.1, 1.0)
     steps = (1, 20, 300) if scale == "paper" else (5, 20)
@@ -151,7 +151,7 @@ def grid(scale: str) -> Iterator[Cell]:
     for local_steps in steps:
         for fraction in fractions:
             for method in ("coreset-pfedbayes", "random-subset"):
-                yield Cell(
+                yield StudyCell(
                     f"{method} R {local_steps}",
                     f"{fraction:g}",
                     {

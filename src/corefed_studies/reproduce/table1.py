@@ -1,10 +1,10 @@
 """Table 1 of the paper: every method on MNIST, Fashion-MNIST and CIFAR-10, on all data and on half.
 
-All with the same splits, initial weights, rounds, local steps and minibatches: at scale paper on
-shards-large, at scale quick with 250 points a client and without CIFAR-10. The rows "50 %" of
-FedAvg to PFedBayes train on a random half of each client's points (`keep` = 0.5); "Random 50 %" is
-PFedBayes on a half with weights n/k, which leaves the prior's part as it is on all data. "redrawn"
-is drawn anew as often as the coreset is refreshed.
+All have the same splits, initial weights, rounds, local steps and minibatches: at scale paper on
+shards-large, at scale quick with 250 points per client and without CIFAR-10. The rows "50 %" of
+FedAvg to PFedBayes train on a random half of each client's points (`keep` = 0.5). "Random 50 %" is
+PFedBayes on a half with weights n/k, so that the prior counts as much as on all data. "redrawn" is
+redrawn as often as the coreset is refreshed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.console import Console
 
 from corefed_studies.pages import Table
 from corefed_studies.reproduce import results, tables
-from corefed_studies.reproduce.cells import MATCHING, Cell, Flags
+from corefed_studies.reproduce.cells import MATCHING, Flags, StudyCell
 from corefed_studies.reproduce.paper import NOTHING, TABLE_1
 from corefed_studies.reproduce.results import Results
 from corefed_studies.reproduce.tables import Options
@@ -85,25 +85,25 @@ def flags_of(shared: Flags, own: Flags) -> Flags:
     return {**shared, **rates.get(str(own["method"]), {}), **own}
 
 
-def cells(scale: str) -> Iterator[Cell]:
+def cells(scale: str) -> Iterator[StudyCell]:
     for data, shared in common(scale).items():
         for row, own in ROWS.items():
             if (row, data) in WITHOUT:
                 continue
             flags = flags_of(shared, own)
-            yield Cell(row, data, flags)
+            yield StudyCell(row, data, flags)
             if row in HALVED:
-                yield Cell(f"{row}, 50 %", data, {**flags, "keep": 0.5})
+                yield StudyCell(f"{row}, 50 %", data, {**flags, "keep": 0.5})
 
 
 def reproduce(
     name: str, scale: str, folder: Path, console: Console, **options: Unpack[Options]
 ) -> None:
     """Write table1.json, .md and .html."""
-    tables.make(name, scale, folder, console, lambda: list(cells(scale)), lay, **options)
+    tables.make(name, scale, folder, console, lambda: list(cells(scale)), make_tables, **options)
 
 
-def lay(found: Results) -> Sequence[Table]:
+def make_tables(found: Results) -> Sequence[Table]:
     """One table a data set: the paper's figure, ours, the difference, and against the coreset."""
     laid = []
     for data in dict.fromkeys(column for _, column in found):

@@ -1,10 +1,10 @@
 """Table 2 of the paper: accuracy by class at two hospitals, nine methods.
 
-Each hospital has one disease and half of the normal images (partition shared-normal), embedded by a
-frozen ImageNet network; what is federated is the head. The paper's three data sets are not at
-hand: the chest X-rays of Kermany et al. (2018) take their place, and the paper's figures for its
-own X-rays stand beside ours for orientation only. Any other folder of three classes works as well:
---data PATH.
+Each hospital has one disease and half of the normal images (partition shared-normal). Images are
+embedded by a frozen ImageNet network; the head is federated. The paper's three data sets are not
+available here. The chest X-rays of Kermany et al. (2018) take their place, and the paper's numbers
+for its own X-rays are shown beside ours for orientation only. Any other folder of three classes
+works as well: --data PATH.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.console import Console
 
 from corefed_studies.pages import Table
 from corefed_studies.reproduce import results, tables
-from corefed_studies.reproduce.cells import MATCHING, Cell, Flags
+from corefed_studies.reproduce.cells import MATCHING, Flags, StudyCell
 from corefed_studies.reproduce.paper import TABLE_2, TABLE_2_CLASSES
 from corefed_studies.reproduce.results import Results
 from corefed_studies.reproduce.tables import Options
@@ -46,7 +46,7 @@ BAYESIAN: Flags = {"zeta": 10.0}
 """The paper's zeta, for methods that have one."""
 
 
-def cells(scale: str, data: str = FOLDER) -> Iterator[Cell]:
+def cells(scale: str, data: str = FOLDER) -> Iterator[StudyCell]:
     common: Flags = {
         "data": f"image-folder:{data}",
         "partition": "shared-normal",
@@ -57,7 +57,7 @@ def cells(scale: str, data: str = FOLDER) -> Iterator[Cell]:
     }
     for row, own in ROWS.items():
         plain = own.get("base") == "fedavg" or not str(own["method"]).endswith(("bayes", "subset"))
-        yield Cell(row, Path(data).name, {**common, **({} if plain else BAYESIAN), **own})
+        yield StudyCell(row, Path(data).name, {**common, **({} if plain else BAYESIAN), **own})
 
 
 def reproduce(
@@ -72,12 +72,12 @@ def reproduce(
     """Write table2.json, .md and .html; `data` is a folder of images of three classes."""
     wanted = FOLDER if data is None else str(data)
     tables.make(
-        name, scale, folder, console, lambda: list(cells(scale, wanted)), lay,
+        name, scale, folder, console, lambda: list(cells(scale, wanted)), make_tables,
         classes=True, **options,
     )  # fmt: skip
 
 
-def lay(found: Results) -> Sequence[Table]:
+def make_tables(found: Results) -> Sequence[Table]:
     """Of the global model, as in the paper, and of the personal ones."""
     first = next(result for result in found.values() if "config" in result)
     about = (

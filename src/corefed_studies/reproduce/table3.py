@@ -1,9 +1,9 @@
 """Table 3 and Figure 5 of the paper: rounds and bytes to a target accuracy, by coreset size.
 
 The paper prints, for each size, an accuracy and the round at which training had converged to it.
-Rounds to different accuracies cannot be compared, so here there is one target a data set: 99 % of
-the personal accuracy that full data has in the last round. What a size needs to get there is read
-off its learning curve, seed by seed: the first evaluated round at or above the target.
+Rounds to different accuracies cannot be compared. So here each data set has one target: 99 % of
+the personal accuracy of full data in the last round. What a size needs to get there is read off its
+learning curve, per seed: the first evaluated round at or above the target.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from corefed.base.panels import panels
 from corefed.training.record import over_seeds
 from corefed_studies.pages import Table
 from corefed_studies.reproduce import results, table1, tables
-from corefed_studies.reproduce.cells import MATCHING, Cell, Flags
+from corefed_studies.reproduce.cells import MATCHING, Flags, StudyCell
 from corefed_studies.reproduce.paper import TABLE_3
 from corefed_studies.reproduce.results import Result, Results
 from corefed_studies.reproduce.tables import Options
@@ -36,18 +36,18 @@ ROWS: dict[str, Flags] = {
 }
 
 
-def cells(scale: str) -> Iterator[Cell]:
+def cells(scale: str) -> Iterator[StudyCell]:
     """The settings of Table 1; those of its cells that are here too are the same runs."""
     for data, shared in table1.common(scale).items():
         for row, own in ROWS.items():
-            yield Cell(row, data, table1.flags_of(shared, own))
+            yield StudyCell(row, data, table1.flags_of(shared, own))
 
 
 def reproduce(
     name: str, scale: str, folder: Path, console: Console, **options: Unpack[Options]
 ) -> None:
     """Write table3.json, .md and .html."""
-    tables.make(name, scale, folder, console, lambda: list(cells(scale)), lay, **options)
+    tables.make(name, scale, folder, console, lambda: list(cells(scale)), make_tables, **options)
 
 
 def reproduce_figure5(
@@ -55,14 +55,14 @@ def reproduce_figure5(
 ) -> None:
     """Write figure5.png and figure5.md from the runs, or the result file, of table3."""
     found = tables.make(
-        "table3", scale, folder, console, lambda: list(cells(scale)), lay, **options
+        "table3", scale, folder, console, lambda: list(cells(scale)), make_tables, **options
     )
     draw(found, folder / f"{name}.png")
     text = "Personal accuracy over rounds, by coreset size: figure5.png.\n"
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
 
-def lay(found: Results) -> Sequence[Table]:
+def make_tables(found: Results) -> Sequence[Table]:
     columns = (
         "", "paper: accuracy", "rounds", "ours: last accuracy", "rounds to target",
         "of full data's", "MB a client to target", "points through gradients to target",

@@ -1,4 +1,4 @@
-"""What tables and studies share: from cells to results, and from results to files."""
+"""Shared by tables and studies: from cells to results, and from results to files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rich.console import Console
 
 from corefed_studies import pages
 from corefed_studies.reproduce import results
-from corefed_studies.reproduce.cells import Cell, outcomes
+from corefed_studies.reproduce.cells import StudyCell, outcomes
 from corefed_studies.reproduce.results import Results
 
-Lay = Callable[[Results], Sequence[pages.Table]]
+MakeTables = Callable[[Results], Sequence[pages.Table]]
 
 
 class Options(TypedDict, total=False):
@@ -29,8 +29,8 @@ def make(
     scale: str,
     folder: Path,
     console: Console,
-    cells: Callable[[], Sequence[Cell]],
-    lay: Lay,
+    cells: Callable[[], Sequence[StudyCell]],
+    make_tables: MakeTables,
     *,
     classes: bool = False,
     **options: Unpack[Options],
@@ -39,13 +39,18 @@ def make(
 
     def study() -> Results:
         trained = outcomes(cells(), folder, console, options.get("jobs", 0))
-        return results.of(trained, classes=classes)
+        return results.keep(trained, classes=classes)
 
-    return show(name, scale, folder, study, lay, options)
+    return show(name, scale, folder, study, make_tables, options)
 
 
 def show(
-    name: str, scale: str, folder: Path, study: Callable[[], Results], lay: Lay, options: Options
+    name: str,
+    scale: str,
+    folder: Path,
+    study: Callable[[], Results],
+    make_tables: MakeTables,
+    options: Options,
 ) -> Results:
     """Run a study, or read its results; write NAME.json, .md and .html, and a part of a page."""
     marked = pages.Marked(options["page"], name) if "page" in options else None
@@ -53,5 +58,5 @@ def show(
     if "results" not in options:
         results.write(source, name, scale, study())
     found = results.read(source, name)  # as rounded, so that the page is what the file makes it
-    pages.put(folder, name, lay(found), marked)
+    pages.put(folder, name, make_tables(found), marked)
     return found

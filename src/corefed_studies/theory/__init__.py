@@ -21,33 +21,73 @@ from __future__ import annotations
 
 from importlib import import_module
 
-_EXPORTS = {
-    "epsilon_n": "quantities",
-    "epsilon_n_squared": "quantities",
-    "fraktur_g": "quantities",
-    "log_a": "quantities",
-    "log_sigma_n_squared": "quantities",
-    "network_parameters": "quantities",
-    "proof_parameters": "quantities",
-    "r_n": "quantities",
-    "rate_exponent": "quantities",
-    "sigma_n_squared": "quantities",
-    "width_for": "quantities",
-    "xi_bound": "quantities",
-    "falls_below": "turning",
-    "partner": "turning",
-    "turning_point": "turning",
-    "Constants": "theorems",
-    "Drifts": "theorems",
-    "c_f": "theorems",
-    "drifts": "theorems",
-    "drifts_per_point": "theorems",
-    "error_bound": "theorems",
-    "im": "theorems",
-    "im_per_point": "theorems",
-    "lower_bound_gap": "theorems",
-    "lower_rate": "theorems",
-    "upper_rate": "theorems",
+from corefed_studies.theory.examples import linear_statistics, matching_subset
+from corefed_studies.theory.quantities import (
+    epsilon_n,
+    epsilon_n_squared,
+    fraktur_g,
+    log_a,
+    log_sigma_n_squared,
+    network_parameters,
+    proof_parameters,
+    r_n,
+    rate_exponent,
+    sigma_n_squared,
+    width_for,
+    xi_bound,
+)
+from corefed_studies.theory.setting import TheorySetting
+from corefed_studies.theory.statements import Statement, judge
+from corefed_studies.theory.theorems import (
+    Constants,
+    Drifts,
+    c_f,
+    drifts,
+    drifts_per_point,
+    error_bound,
+    im,
+    im_per_point,
+    lower_bound_gap,
+    lower_rate,
+    upper_rate,
+)
+from corefed_studies.theory.turning import falls_below, partner, turning_point
+
+__all__ = [
+    "Constants",
+    "Drifts",
+    "Statement",
+    "TheorySetting",
+    "c_f",
+    "drifts",
+    "drifts_per_point",
+    "epsilon_n",
+    "epsilon_n_squared",
+    "error_bound",
+    "falls_below",
+    "fraktur_g",
+    "im",
+    "im_per_point",
+    "judge",
+    "linear_statistics",
+    "log_a",
+    "log_sigma_n_squared",
+    "lower_bound_gap",
+    "lower_rate",
+    "matching_subset",
+    "network_parameters",
+    "partner",
+    "proof_parameters",
+    "r_n",
+    "rate_exponent",
+    "sigma_n_squared",
+    "turning_point",
+    "upper_rate",
+    "width_for",
+    "xi_bound",
+]
+
+_WITH_TORCH = {
     "Estimate": "hellinger",
     "hellinger_gaussian": "hellinger",
     "of_model": "hellinger",
@@ -55,16 +95,11 @@ _EXPORTS = {
     "error_certificate": "certificate",
     "log_likelihood_ratio": "certificate",
     "ratio_without_truth": "certificate",
-    "Setting": "setting",
-    "Statement": "statements",
-    "judge": "statements",
-    "linear_statistics": "examples",
-    "matching_subset": "examples",
 }
-"""Fetched when they are first used, so that quantities and theorems need no torch."""
+"""Imported when first used: `corefed theory` needs no torch, which takes a second."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _EXPORTS:
+    if name not in _WITH_TORCH:
         raise AttributeError(f"module 'corefed_studies.theory' has no attribute {name!r}")
-    return getattr(import_module(f"corefed_studies.theory.{_EXPORTS[name]}"), name)
+    return getattr(import_module(f"corefed_studies.theory.{_WITH_TORCH[name]}"), name)

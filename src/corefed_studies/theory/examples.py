@@ -1,10 +1,10 @@
 """A coreset that loses nothing: the counter-example to lower bounds in n_k (Theorems 2 to 4).
 
-A posterior that depends on the data through m sums of statistics, sum_j s(x_j, y_j), is the same
-for every weighted subset with the same sums. By Caratheodory's theorem one of at most m points
-exists, for the sums lie in the cone of the s(x_j, y_j). Linear-Gaussian regression has the
-statistics x x^T and x y, m = d (d + 3) / 2: from there on a coreset's posterior is that of all n
-points, whatever n is.
+A posterior that depends on the data only through m sums of statistics, sum_j s(x_j, y_j), is the
+same for every weighted subset with the same sums. The sums lie in the cone of the s(x_j, y_j), so
+by Caratheodory's theorem such a subset of at most m points exists. Linear-Gaussian regression has
+the statistics x x^T and x y, m = d (d + 3) / 2. A coreset of m points then has the posterior of all
+n points, whatever n is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def matching_subset(statistics: NDArray[np.float64]) -> NDArray[np.float64]:
     """Weights w >= 0, at most m of them above 0, with the sums of all points.
 
     Args:
-        statistics: [n, m], one row s(x_j, y_j) a point.
+        statistics: [n, m], one row s(x_j, y_j) per point.
     """
     size = np.linalg.norm(statistics, axis=0)
     columns = statistics[:, size > 0] / size[size > 0]

@@ -1,4 +1,4 @@
-"""Figures of `corefed theory`: quantities at n and n_k, what they make together, curves over k."""
+"""The numbers of `corefed theory`: quantities at n and n_k, both together, curves over k."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corefed_studies.theory import quantities, theorems
-from corefed_studies.theory.setting import Setting
+from corefed_studies.theory.setting import TheorySetting
 from corefed_studies.theory.statements import judge
 from corefed_studies.theory.turning import falls_below, turning_point
 
@@ -41,9 +41,9 @@ class Curves(NamedTuple):
     im_per_point: NDArray[np.float64]  # with the 1/n kept
 
 
-def at_sizes(setting: Setting) -> list[Quantity]:
+def at_sizes(setting: TheorySetting) -> list[Quantity]:
     """What depends on the number of points, at n and at n_k."""
-    T, G, delta, xi, zeta, constants = _common(setting)
+    T, G, delta, xi, zeta, constants = setting.bound_arguments
     beta, Lambda = setting.beta, setting.Lambda
 
     def both(function: Any) -> tuple[float, float]:
@@ -102,9 +102,9 @@ def at_sizes(setting: Setting) -> list[Quantity]:
     ]
 
 
-def together(setting: Setting) -> list[Quantity]:
+def together(setting: TheorySetting) -> list[Quantity]:
     """What belongs to the network, or to n and n_k together."""
-    T, G, delta, xi, zeta, constants = _common(setting)
+    T, G, delta, xi, zeta, constants = setting.bound_arguments
     sizes = (setting.n, setting.n_k)
     printed = theorems.drifts(*sizes, T, G, delta, xi)
     kept = theorems.drifts_per_point(*sizes, T, G, delta, xi)
@@ -153,9 +153,9 @@ def together(setting: Setting) -> list[Quantity]:
     ]
 
 
-def curves(setting: Setting) -> Curves:
+def curves(setting: TheorySetting) -> Curves:
     """Everything that is drawn, over sizes from 2 to n."""
-    T, G, delta, xi, zeta, constants = _common(setting)
+    T, G, delta, xi, zeta, constants = setting.bound_arguments
     beta, Lambda = setting.beta, setting.Lambda
     k = np.minimum(np.geomspace(2, setting.n, POINTS), setting.n)  # the last may be rounded up
     printed = theorems.drifts(setting.n, k, T, G, delta, xi)
@@ -172,7 +172,7 @@ def curves(setting: Setting) -> Curves:
     return Curves(*(np.asarray(each, float) for each in every))
 
 
-def as_json(setting: Setting) -> dict[str, Any]:
+def as_json(setting: TheorySetting) -> dict[str, Any]:
     """Everything, for other programs. Of a quantity that a float cannot hold, its logarithm."""
     return {
         "schema": SCHEMA,
@@ -197,18 +197,5 @@ def _plain(quantity: Quantity, names: tuple[str, ...]) -> dict[str, Any]:
     return {**found, "place": quantity.place}
 
 
-def _common(
-    setting: Setting,
-) -> tuple[float, float, float, float, float, theorems.Constants]:
-    return (
-        setting.parameter_count,
-        setting.fraktur_g,
-        setting.delta,
-        setting.xi,
-        setting.zeta,
-        setting.constants,
-    )
-
-
-def _c_f(setting: Setting) -> float:
+def _c_f(setting: TheorySetting) -> float:
     return theorems.c_f(setting.F, setting.sigma)

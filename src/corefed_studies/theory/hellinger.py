@@ -58,7 +58,7 @@ def posterior_hellinger(
     """int d^2 dq from draws f_theta(x).
 
     Args:
-        outputs: [..., draws, points], one output a point.
+        outputs: [..., draws, points], one output per point.
         truth: f(x), [..., points].
         noise: Standard deviation of the truth's noise, sigma_epsilon.
         own_noise: That of each draw, [..., draws], where it is learnt; the truth's if not given.

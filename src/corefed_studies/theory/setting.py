@@ -11,11 +11,11 @@ from corefed_studies.theory.theorems import ONES, Constants, ordered
 
 
 @dataclass(frozen=True)
-class Setting:
+class TheorySetting:
     """A network, a data size, a class of functions. Every field has a default."""
 
     n: int = 5000
-    """Points of a client."""
+    """Points per client."""
     n_k: int = 500
     """Points of its coreset."""
     s_0: int = 20
@@ -75,6 +75,18 @@ class Setting:
         """Bound of the approximation error."""
         return float(
             quantities.xi_bound(self.parameter_count, self.beta, self.Lambda, self.constants.C_0)
+        )
+
+    @property
+    def bound_arguments(self) -> tuple[float, float, float, float, float, Constants]:
+        """T, G, delta, xi, zeta and the constants: what every bound takes after its sizes."""
+        return (
+            self.parameter_count,
+            self.fraktur_g,
+            self.delta,
+            self.xi,
+            self.zeta,
+            self.constants,
         )
 
     @property

@@ -1,4 +1,4 @@
-"""What `corefed theory` shows: two tables of figures, one of statements, a chart, files."""
+"""What `corefed theory` shows: two tables of numbers, one of statements, a chart, files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from corefed.show import report
 from corefed_studies.theory import figures
 from corefed_studies.theory.figures import Curves, Quantity
 from corefed_studies.theory.quantities import proof_parameters
-from corefed_studies.theory.setting import Setting
+from corefed_studies.theory.setting import TheorySetting
 from corefed_studies.theory.statements import Statement, digits, judge
 from corefed_studies.theory.theorems import Constants
 
@@ -71,14 +71,16 @@ def execute(
     console.print(Text(f"written to {out}: theory.png, theory.json; docs/theory.md says why"))
 
 
-def read(values: dict[str, Any], parameters: str, assignments: Sequence[str]) -> Setting:
+def read(values: dict[str, Any], parameters: str, assignments: Sequence[str]) -> TheorySetting:
     """The flags as a setting; `parameters` is network, proof or a number."""
     constants = Constants(**dict(_constant(each) for each in assignments))
     if values["n"] < FEWEST:
         raise UserError(f"n is {values['n']}; error against k needs at least {FEWEST} points.")
     number: float | None = None
     if parameters == "proof":
-        Setting(**values, constants=constants)  # beta and Lambda are checked before they are used
+        TheorySetting(
+            **values, constants=constants
+        )  # beta and Lambda are checked before they are used
         chosen = proof_parameters(values["n"], values["beta"], values["Lambda"], constants.C_1)
         number = max(1.0, float(chosen))
     elif parameters != "network":
@@ -88,7 +90,7 @@ def read(values: dict[str, Any], parameters: str, assignments: Sequence[str]) ->
             raise UserError(
                 f"parameters is {parameters!r}; it must be network, proof or a number."
             ) from None
-    return Setting(**values, parameters=number, constants=constants)
+    return TheorySetting(**values, parameters=number, constants=constants)
 
 
 def _constant(assignment: str) -> tuple[str, float]:
@@ -105,7 +107,7 @@ def _constant(assignment: str) -> tuple[str, float]:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def about(setting: Setting) -> Text:
+def about(setting: TheorySetting) -> Text:
     known = [f"{name} = {value:g}" for name, value in setting.constants._asdict().items()]
     ones = all(value == 1 for value in setting.constants)
     return Text.assemble(
@@ -122,7 +124,7 @@ def about(setting: Setting) -> Text:
     )
 
 
-def sizes_table(setting: Setting) -> Table:
+def sizes_table(setting: TheorySetting) -> Table:
     """What depends on the number of points."""
     rows = figures.at_sizes(setting)
     table = _table("", f"n = {setting.n:,}", f"n_k = {setting.n_k:,}", title="At both sizes")
@@ -133,7 +135,7 @@ def sizes_table(setting: Setting) -> Table:
     return table
 
 
-def together_table(setting: Setting) -> Table:
+def together_table(setting: TheorySetting) -> Table:
     """What belongs to the network, or to n and n_k together."""
     table = _table("", "value", title="Together")
     for row in figures.together(setting):
@@ -178,7 +180,7 @@ def _figure(row: Quantity) -> Any:
 # --- the chart ------------------------------------------------------------------------------------
 
 
-def chart(setting: Setting, curves: Curves, console: Console) -> Text:
+def chart(setting: TheorySetting, curves: Curves, console: Console) -> Text:
     """Error against k, log-log, in characters; later curves lie above earlier ones."""
     marks = PLAIN_MARKS if console.options.ascii_only else MARKS
     drawn = {
@@ -231,7 +233,7 @@ def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return kept
 
 
-def picture(setting: Setting, curves: Curves) -> bytes:
+def picture(setting: TheorySetting, curves: Curves) -> bytes:
     """Bounds and rates against k, and Im(w, k) in both forms."""
     figure, (errors, im) = panels(2)
     figure.suptitle(

@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 from corefed_studies.theory import quantities, theorems
-from corefed_studies.theory.setting import Setting
+from corefed_studies.theory.setting import TheorySetting
 from corefed_studies.theory.turning import partner, turning_point
 
 
@@ -24,7 +24,7 @@ class Statement(NamedTuple):
     because: str
 
 
-def judge(setting: Setting) -> list[Statement]:
+def judge(setting: TheorySetting) -> list[Statement]:
     """Every statement in the order of the paper."""
     return [
         Statement(
@@ -50,7 +50,7 @@ def judge(setting: Setting) -> list[Statement]:
     ]
 
 
-def assumption_3(setting: Setting) -> Statement:
+def assumption_3(setting: TheorySetting) -> Statement:
     """sigma_n^2 <= Omega^2 and sigma_{n_k}^2 <= Omega^2; the second implies the first."""
     logs = [
         float(quantities.log_sigma_n_squared(size, setting.parameter_count, setting.log_a))
@@ -66,7 +66,7 @@ def assumption_3(setting: Setting) -> Statement:
     )
 
 
-def lemma_2(setting: Setting) -> Statement:
+def lemma_2(setting: TheorySetting) -> Statement:
     """n r_n - n_k r_{n_k} = (T/2) log(n / n_k), whatever G is."""
     drift = setting.parameter_count / 2 * math.log(setting.n / setting.n_k)
     inside = setting.fraktur_g + math.log(setting.n_k) / 2
@@ -81,7 +81,7 @@ def lemma_2(setting: Setting) -> Statement:
     return Statement("Lemma 2", "n r_n > n_k r_{n_k}", setting.n > setting.n_k, because)
 
 
-def lemma_3(setting: Setting) -> Statement:
+def lemma_3(setting: TheorySetting) -> Statement:
     """epsilon_n^2 rises up to n* and falls from there."""
     first, second = (
         float(
@@ -108,7 +108,7 @@ def lemma_3(setting: Setting) -> Statement:
     return Statement("Lemma 3", "epsilon_n^2 > epsilon_{n_k}^2", real and first > second, because)
 
 
-def theorem_1(setting: Setting) -> list[Statement]:
+def theorem_1(setting: TheorySetting) -> list[Statement]:
     """As printed, with the lost 1/n, and as a statement on errors."""
     arguments = (
         setting.n,
@@ -151,19 +151,9 @@ def theorem_1(setting: Setting) -> list[Statement]:
     ]
 
 
-def theorem_2(setting: Setting) -> list[Statement]:
+def theorem_2(setting: TheorySetting) -> list[Statement]:
     """Upper rate, C_F, lower rate."""
-    bound = float(
-        theorems.error_bound(
-            setting.n_k,
-            setting.parameter_count,
-            setting.fraktur_g,
-            setting.delta,
-            setting.xi,
-            setting.zeta,
-            setting.constants,
-        )
-    )
+    bound = float(theorems.error_bound(setting.n_k, *setting.bound_arguments))
     rate = float(
         theorems.upper_rate(setting.n_k, setting.beta, setting.Lambda, setting.delta_prime)
     )
@@ -196,7 +186,7 @@ def theorem_2(setting: Setting) -> list[Statement]:
     ]
 
 
-def theorem_3(setting: Setting) -> Statement:
+def theorem_3(setting: TheorySetting) -> Statement:
     """The arithmetic of two lower bounds."""
     gap = float(
         theorems.lower_bound_gap(

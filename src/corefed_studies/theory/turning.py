@@ -4,8 +4,8 @@ With l = log n, log epsilon_n^2 = log T - l + log(G + l/2) + 2 delta log l has t
 
     1 / (2G + l) + 2 delta / l - 1,
 
-which is positive up to one point, l* = log n*, and negative beyond it. Where T = C_1 n^a is chosen
-anew for every n (a of the proof of Theorem 2, M and L held), G of T = C_1 takes the place of G and
+which is positive up to one point, l* = log n*, and negative beyond it. Where T = C_1 n^a is set
+for every n (a of the proof of Theorem 2, M and L fixed), G of T = C_1 takes the place of G and
 (1 - a) l that of l, so that n* is raised to the power 1 / (1 - a).
 """
 

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from corefed.federation.engine import bell, parent, patching
+from corefed.federation.engine import patches, signals
 from corefed.federation.operate.folder import LIMIT, REFUSED
 from corefed.federation.protocol import ENVELOPE
 
@@ -52,14 +52,14 @@ class Fence:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-        elif not (public(scope) or local(scope.get("client"))):
+        elif not (is_public(scope) or is_local(scope.get("client"))):
             await _answer(scope, send, 403, "This is for processes of the server's machine.")
         elif _declared(scope) > self.most:
             await _answer(scope, send, 413, f"A request has at most {self.most} bytes.")
         else:
             await self._counted(scope, receive, send)
             if scope["path"] == START:
-                bell.ring()
+                signals.ring()
 
     async def _counted(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Pass a request on; one that turns out too long is answered and cut off."""
@@ -85,13 +85,13 @@ class Fence:
                 raise
 
 
-def public(scope: MutableMapping[str, Any]) -> bool:
+def is_public(scope: MutableMapping[str, Any]) -> bool:
     """Whether a request is of the clients' API, or asks whether the server is there."""
     path = str(scope["path"])
     return scope["type"] == "http" and (path.startswith("/v1/fleet/") or path == "/health")
 
 
-def local(peer: tuple[str, int] | None) -> bool:
+def is_local(peer: tuple[str, int] | None) -> bool:
     """Whether the other end of a connection is on this machine."""
     try:
         address = ipaddress.ip_address(peer[0] if peer else "")
@@ -151,7 +151,7 @@ class Replies(NamedTuple):
                 left = self.left.setdefault(node, self.limit() + ENVELOPE)
                 self.left[node] = left - length
             if length > left:
-                if left >= 0:  # said once a reply
+                if left >= 0:  # logged once per reply
                     reason = f"its message has more than the {self.limit()} bytes allowed"
                     self.refuse(state, node, reason)
                 raise HTTPException(413, "The reply is longer than the server expects.")
@@ -183,19 +183,18 @@ def _log(text: str) -> None:
 
 
 def main() -> None:
-    parent.follow()
-    patching.check_version()
+    signals.end_with_parent()
     # A header must not say where a request comes from, whatever the environment says.
     os.environ["FORWARDED_ALLOW_IPS"] = "127.0.0.1"
-    from flwr.superlink import extensions
+    patches.check("superlink")
     from flwr.superlink.cli import flower_superlink
     from flwr.superlink.servicer.fleet import fleet_handlers
     from starlette.middleware import Middleware
 
-    patching.replace(extensions, get_middleware=lambda: (Middleware(Fence),))
+    patches.replace("superlink.extensions", get_middleware=lambda: (Middleware(Fence),))
     replies = Replies(Path(os.environ["COREFED_SERVER"]), {}, threading.Lock())
-    patching.replace(
-        fleet_handlers,
+    patches.replace(
+        "superlink.servicer.fleet.fleet_handlers",
         push_messages=replies.push_messages(fleet_handlers.push_messages),
         push_object=replies.push_object(fleet_handlers.push_object),
     )

@@ -2,7 +2,7 @@
 
     polling     Flower asks for a message every 3 s; here it waits a tenth of the time since the
                 last one, between 0.2 and 3 s: quick in a round, quiet between runs; and it rings
-                (`bell.py`) for the process that does the task
+                (`signals.py`) for the process that does the task
     heartbeats  the client's own interval; the server counts it as gone after twice as long
     retrying    a server that was restarted is found again within 5 s, not 20
     answering   Flower takes any answer that is there for that to the last message. One that a
@@ -29,7 +29,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from corefed.base import files
-from corefed.federation.engine import bell, parent, patching
+from corefed.federation.engine import patches, signals
 
 SESSION = "flower/session.json"
 QUICK, SLOW = 0.2, 3.0
@@ -43,8 +43,8 @@ SOON, AGAIN = 5.0, 0.5
 """Seconds for which a client that is refused asks again, and between the questions."""
 
 
-class Waiting:
-    """In place of the module `time` in SuperNode's loop, which only sleeps."""
+class PollInterval:
+    """How long to wait for a message; in place of `time` in SuperNode's loop, which only sleeps."""
 
     def __init__(self) -> None:
         self.message = time.monotonic()
@@ -58,8 +58,8 @@ class Waiting:
             time.sleep(min(SLOW, max(QUICK, idle / 10)))
 
 
-class Answering:
-    """Flower's two halves of a turn, of which the second ends when this message is answered."""
+class OneAnswerPerMessage:
+    """Flower's pull and push of a message; the push ends only when this message is answered."""
 
     def __init__(self, module: Any) -> None:
         self._pull, self._push = module._pull_and_store_message, module._push_messages
@@ -74,7 +74,7 @@ class Answering:
 
         run: int | None = self._pull(receive=noted, **rest)
         if run is not None:
-            bell.ring()
+            signals.ring()
         return run
 
     def push(self, *, send: Any, **rest: Any) -> None:
@@ -89,31 +89,29 @@ class Answering:
 
 
 def main() -> None:
-    parent.follow()
-    patching.check_version()
-    patching.pull_sooner()
-    from flwr.supercore import heartbeat
-    from flwr.supercore.retry import http_retry
+    signals.end_with_parent()
+    patches.check("supernode")
+    patches.shorten_backoff()
     from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli import flower_supernode
 
     interval = int(os.environ["COREFED_HEARTBEAT"])
-    for module in (heartbeat, fleet_http_connection):
-        patching.replace(module, HEARTBEAT_DEFAULT_INTERVAL=interval)
-    patching.replace(http_retry, MAX_RETRY_DELAY=RETRY)
-    waiting, answering = Waiting(), Answering(start_client_internal)
+    for module in ("supercore.heartbeat", "supernode.fleet_http_connection"):
+        patches.replace(module, HEARTBEAT_DEFAULT_INTERVAL=interval)
+    patches.replace("supercore.retry.http_retry", MAX_RETRY_DELAY=RETRY)
+    answers = OneAnswerPerMessage(start_client_internal)
     session = Path(os.environ["COREFED_CLIENT"]) / SESSION
-    patching.replace(
-        start_client_internal,
-        time=SimpleNamespace(sleep=waiting.sleep),
-        http_request_response=_rejoining(fleet_http_connection, session),
-        _pull_and_store_message=answering.pull,
-        _push_messages=answering.push,
+    patches.replace(
+        "supernode.start_client_internal",
+        time=SimpleNamespace(sleep=PollInterval().sleep),
+        http_request_response=_rejoin(fleet_http_connection, session),
+        _pull_and_store_message=answers.pull,
+        _push_messages=answers.push,
     )
     flower_supernode()
 
 
-def _rejoining(module: Any, session: Path) -> Any:
+def _rejoin(module: Any, session: Path) -> Any:
     """Flower's connection, begun by signing off the session that the folder remembers."""
     original = module.http_request_response
 
@@ -132,7 +130,7 @@ def _rejoining(module: Any, session: Path) -> Any:
         with client:
             _sign_off(module, client, session)
         with ExitStack() as stack:
-            connected = _admitted(module, stack, lambda: original(address, *rest))
+            connected = _enter(module, stack, lambda: original(address, *rest))
             about = {"node": connected[0], "machine": platform.node()}
             files.replace(session, json.dumps(about).encode(), 0o600)
             yield connected
@@ -140,10 +138,10 @@ def _rejoining(module: Any, session: Path) -> Any:
     return connection
 
 
-def _admitted(
+def _enter(
     module: Any, stack: ExitStack, connect: Callable[[], AbstractContextManager[Any]]
 ) -> Any:
-    """Flower's connection, entered."""
+    """Enter Flower's connection; where it is refused, ask again for some seconds."""
     until = time.monotonic() + SOON
     while True:
         try:

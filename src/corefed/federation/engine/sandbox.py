@@ -2,9 +2,9 @@
 
 Stock Flower hands every client the bundle (FAB) that was submitted to the server, installs it and
 runs what is in it. Here Flower's own runners pull the task, send heartbeats and push the answer,
-but what they would install and load is replaced: the bundle is neither written nor imported, and
-the app is `corefed.federation.flower`, of this machine's own installation. A server can so ask a
-client for what `corefed.federation.protocol` has, and for no more.
+but what they would install and load is replaced. The bundle is neither written nor imported, and
+the app is `corefed.federation.flower.app` of this machine's own installation. So a server can ask a
+client for what `corefed.federation.protocol` has, and for nothing else.
 
 `python -m corefed.federation.engine.sandbox` does one task, read from stdin as JSON; `warm.py` does
 the same in processes that need not import anything.
@@ -20,14 +20,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from corefed.federation.engine import patching
+from corefed.federation.engine import patches
 
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid
 
-APP = "corefed.federation.flower"
+APP = "corefed.federation.flower.app"
 STOP_WITHIN, CALL = 2, 5
 """Seconds after which a training that was stopped notices it; Flower's bound on a heartbeat."""
 CLIENT, SERVER = "flwr-clientapp", "flwr-serverapp"  # Flower's names of the kinds of task
@@ -51,21 +51,24 @@ class Order(NamedTuple):
         return cls(*json.loads(text))
 
 
-def allowed() -> str:
+def allowed_kind() -> str:
     """The one kind of task that this process may do: a client's, or the server's."""
     return SERVER if "COREFED_SERVER" in os.environ else CLIENT
 
 
 def prepare(kind: str) -> None:
     """Import what a task needs, with Flower's installing and loading replaced."""
-    patching.check_version()
-    patching.pull_sooner()
-    _client() if kind == CLIENT else _server()
+    patches.check("client task" if kind == CLIENT else "server task")
+    patches.shorten_backoff()
+    if kind == CLIENT:
+        _replace_client_code()
+    else:
+        _replace_server_code()
 
 
-def do(order: Order) -> NoReturn:
+def run_task(order: Order) -> NoReturn:
     """Do a task and end the process."""
-    if order.kind != allowed():
+    if order.kind != allowed_kind():
         sys.exit(f"error: a task of kind {order.kind!r} is not done here")
     prepare(order.kind)
     certificates = order.root_certificates and Path(order.root_certificates).read_bytes()
@@ -90,26 +93,20 @@ def do(order: Order) -> NoReturn:
     sys.exit(0)
 
 
-def _client() -> None:
-    runner = import_module("flwr.supernode.runtime.run_clientapp")
-
+def _replace_client_code() -> None:
     def load(*about: object, **more: object) -> Callable[..., ClientApp]:
         return lambda *bundle: import_module(APP).client_app
 
-    patching.replace(
-        runner,
-        install_from_fab=_nothing,
-        get_project_dir=_nowhere,
-        install_app_dependencies=_nothing,
+    patches.replace(
+        "supernode.runtime.run_clientapp",
+        install_from_fab=_do_nothing,
+        get_project_dir=_give_no_folder,
+        install_app_dependencies=_do_nothing,
         get_load_client_app_fn=load,
     )
 
 
-def _server() -> None:
-    from flwr.supercore import heartbeat
-
-    runner = import_module("flwr.superlink.runtime.run_serverapp")
-
+def _replace_server_code() -> None:
     components = {"components": {"serverapp": f"{APP}:server_app"}}
 
     def config(folder: object, override: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,29 +116,29 @@ def _server() -> None:
         import_module(APP).server_app(grid=grid, context=context)
         return context
 
-    patching.replace(heartbeat, HEARTBEAT_DEFAULT_INTERVAL=STOP_WITHIN + CALL)
-    patching.replace(
-        runner,
-        install_from_fab=_nothing,
+    patches.replace("supercore.heartbeat", HEARTBEAT_DEFAULT_INTERVAL=STOP_WITHIN + CALL)
+    patches.replace(
+        "superlink.runtime.run_serverapp",
+        install_from_fab=_do_nothing,
         get_fab_metadata=lambda bundle: ("corefed/corefed", "0"),
-        get_project_dir=_nowhere,
-        install_app_dependencies=_nothing,
+        get_project_dir=_give_no_folder,
+        install_app_dependencies=_do_nothing,
         get_project_config=lambda folder: {"tool": {"flwr": {"app": components}}},
         get_fused_config_from_dir=config,
         run_=run,
         # The log is the server's own; a copy of it in Flower's database would hold up the end.
-        start_log_uploader=_nothing,
+        start_log_uploader=_do_nothing,
     )
 
 
-def _nothing(*arguments: object, **more: object) -> None:
+def _do_nothing(*arguments: object, **more: object) -> None:
     """Instead of installing a bundle."""
 
 
-def _nowhere(*about: object) -> Path:
+def _give_no_folder(*about: object) -> Path:
     """Instead of the folder of an installed bundle."""
     return Path(os.devnull)
 
 
 if __name__ == "__main__":
-    do(Order.from_json(sys.stdin.readline()))
+    run_task(Order.from_json(sys.stdin.readline()))

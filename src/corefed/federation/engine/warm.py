@@ -1,11 +1,11 @@
-"""SuperExec with tasks that start at once: they are forked from a process that has all imported.
+"""SuperExec with tasks that start at once, forked from a process that has imported everything.
 
-Flower's SuperExec starts a Python process a message, which imports flwr and torch for seconds. A
+Flower's SuperExec starts a Python process per message, which imports flwr and torch for seconds. A
 program of this name stands first on the PATH of SuperNode and SuperLink (`processes.py`) and runs
 Flower's SuperExec with another executor. It has two processes:
 
-    SuperExec     asks for tasks when `bell.py` says so, and passes each, over a pair of sockets, to
-    the nursery   which imported everything once, has one thread, and forks a child a task
+    SuperExec     asks for tasks when the bell (`signals.py`) rings, and passes each by a socket to
+    the nursery   which imported everything once, has one thread, and forks a child per task
 
 Nothing that starts a thread or touches a GPU happens in the nursery, so its children are as good as
 new processes. A child's token is not on its command line, where every user of the machine would see
@@ -28,9 +28,9 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from corefed.federation.engine import patching, sandbox
-from corefed.federation.engine.bell import Bell
+from corefed.federation.engine import patches, sandbox
 from corefed.federation.engine.sandbox import Order
+from corefed.federation.engine.signals import Bell
 
 if TYPE_CHECKING:
     from flwr.supercore.constant import TaskType
@@ -56,7 +56,7 @@ class Executor:
         if not self.ready:
             self.nursery.recv(1)  # its word that all is imported, or its end
             self.ready = True
-        kind = sandbox.allowed()
+        kind = sandbox.allowed_kind()
         return {each for each in supported_task_types if each == kind}, set()
 
     def wait_for_capacity(self, *arguments: object, **more: object) -> None:
@@ -65,7 +65,7 @@ class Executor:
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         from flwr.supercore.superexec.executor.types import LaunchResult
 
-        if spec.task_type != sandbox.allowed():
+        if spec.task_type != sandbox.allowed_kind():
             return LaunchResult.failed(f"A task of kind {spec.task_type} is not done here.")
         order = Order(
             str(spec.task_type),
@@ -97,10 +97,10 @@ class Executor:
 
 
 def serve(orders: socket.socket) -> NoReturn:
-    """The nursery: a child for every line, until there is nobody to send one."""
+    """The nursery: a child for every line, until SuperExec closes its end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # it ends with SuperExec, after its children
-    sandbox.prepare(sandbox.allowed())
+    sandbox.prepare(sandbox.allowed_kind())
     _import_all()
     orders.sendall(READY)
     children: set[int] = set()
@@ -119,18 +119,18 @@ def serve(orders: socket.socket) -> NoReturn:
             child = os.fork()
             if child == 0:
                 orders.close()
-                _do(line.decode())
+                _run_child(line.decode())
             children.add(child)
 
 
 def _import_all() -> None:
     """Modules that a task would import by and by."""
     import_module(sandbox.APP)
-    half = "client" if sandbox.allowed() == sandbox.CLIENT else "server"
+    half = "client" if sandbox.allowed_kind() == sandbox.CLIENT else "server"
     import_module(f"corefed.federation.{half}")
 
 
-def _do(text: str) -> NoReturn:
+def _run_child(text: str) -> NoReturn:
     """In the child: as in a process of its own."""
     code = 1
     try:
@@ -139,7 +139,7 @@ def _do(text: str) -> NoReturn:
         import torch
 
         torch.seed()  # every child would else draw the same numbers where none chose a seed
-        sandbox.do(Order.from_json(text))
+        sandbox.run_task(Order.from_json(text))
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if isinstance(stop.code, str):
@@ -179,10 +179,9 @@ def _end(children: set[int]) -> None:
 
 def main() -> None:
     """What `flower-superexec` on the PATH runs."""
-    patching.check_version()
     # Before the fork, for both: importing Flower takes a second and starts no thread.
+    patches.check("superexec")
     from flwr.supercore.cli import flower_superexec
-    from flwr.supercore.superexec import run_superexec
 
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
@@ -194,7 +193,7 @@ def main() -> None:
         return Executor(ours)
 
     waiting = SimpleNamespace(sleep=Bell().wait)  # the loop's, which only sleeps
-    patching.replace(run_superexec, get_executor=executor, time=waiting)
+    patches.replace("supercore.superexec.run_superexec", get_executor=executor, time=waiting)
     flower_superexec()
 
 

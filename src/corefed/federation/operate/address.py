@@ -36,7 +36,7 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def listening(host: str) -> str:
+def default_bind(host: str) -> str:
     """Where a server listens whose clients call it by this name."""
     own = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
     return own.get(host, "::" if ":" in host else "0.0.0.0")

@@ -27,29 +27,29 @@ ALWAYS = ("localhost", "127.0.0.1", "::1")  # the operator's own commands use th
 EARLIER = timedelta(hours=1)  # a client's clock may be behind
 
 
-class Pair(NamedTuple):
+class KeyPair(NamedTuple):
     """A private key and what may be known of it, as files have them."""
 
     key: bytes
     public: bytes  # a certificate, or an OpenSSH public key
 
 
-def authority(name: str, days: int = CA_DAYS) -> Pair:
+def make_authority(name: str, days: int = CA_DAYS) -> KeyPair:
     """A certificate authority that signs itself."""
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     identity = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     certificate = (
-        _begun(subject, subject, key, days)
+        _builder(subject, subject, key, days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(identity, critical=False)
         .sign(key, hashes.SHA384())
     )
-    return Pair(_pem(key), certificate.public_bytes(serialization.Encoding.PEM))
+    return KeyPair(_pem(key), certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def server(ca: Pair, host: str, days: int = SERVER_DAYS) -> Pair:
+def sign_server(ca: KeyPair, host: str, days: int = SERVER_DAYS) -> KeyPair:
     """A certificate for `host`, and for this machine's own names, signed by the authority."""
     ca_key = serialization.load_pem_private_key(ca.key, None)
     assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
@@ -60,7 +60,7 @@ def server(ca: Pair, host: str, days: int = SERVER_DAYS) -> Pair:
     names = x509.SubjectAlternativeName([_name(each) for each in dict.fromkeys((host, *ALWAYS))])
     issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issued_by.value)
     certificate = (
-        _begun(subject, ca_certificate.subject, key, days)
+        _builder(subject, ca_certificate.subject, key, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -68,10 +68,10 @@ def server(ca: Pair, host: str, days: int = SERVER_DAYS) -> Pair:
         .add_extension(issuer, critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    return Pair(_pem(key), certificate.public_bytes(serialization.Encoding.PEM))
+    return KeyPair(_pem(key), certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def node() -> Pair:
+def make_node_key() -> KeyPair:
     """A client's key in OpenSSH's format."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(
@@ -82,10 +82,10 @@ def node() -> Pair:
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    return Pair(private, public + b"\n")
+    return KeyPair(private, public + b"\n")
 
 
-def identity(public: bytes, where: str) -> bytes:
+def key_to_pem(public: bytes, where: str) -> bytes:
     """An OpenSSH public key as Flower names a node by it: PEM."""
     try:
         key = serialization.load_ssh_public_key(public)
@@ -108,7 +108,7 @@ def days_left(certificate: bytes) -> float:
     return (end - datetime.now(UTC)) / timedelta(days=1)
 
 
-def _begun(
+def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)

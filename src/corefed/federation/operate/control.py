@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from corefed.base.errors import UserError
 from corefed.federation.operate import processes
-from corefed.federation.operate.folder import Server
+from corefed.federation.operate.folder import ServerFolder
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
 
 
-def ask(server: Server, question: str, given: Mapping[str, str] | None = None) -> Any:
+def ask(server: ServerFolder, question: str, given: Mapping[str, str] | None = None) -> Any:
     """Its answer, or the last line of what went wrong."""
     done = subprocess.run(
         [sys.executable, "-m", "corefed.federation.operate.control", question],
@@ -39,7 +39,7 @@ def ask(server: Server, question: str, given: Mapping[str, str] | None = None) -
     return json.loads(done.stdout.splitlines()[-1])  # Flower speaks before
 
 
-def nodes(client: ControlHttpClient) -> list[dict[str, str]]:
+def list_nodes(client: ControlHttpClient) -> list[dict[str, str]]:
     """As they were before any was registered."""
     from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
 
@@ -55,7 +55,7 @@ def nodes(client: ControlHttpClient) -> list[dict[str, str]]:
     return known
 
 
-def runs(client: ControlHttpClient) -> list[dict[str, str]]:
+def list_runs(client: ControlHttpClient) -> list[dict[str, str]]:
     """A status is, as in `flwr ls`, "running" or "finished:completed", for instance."""
     from flwr.proto.control_pb2 import ListRunsRequest
 
@@ -72,7 +72,7 @@ def runs(client: ControlHttpClient) -> list[dict[str, str]]:
 def main() -> None:
     from flwr.supercore.control import ControlHttpClient
 
-    server = Server.from_environment()
+    server = ServerFolder.from_environment()
     client = ControlHttpClient.from_server_address(
         str(server.own_address),
         insecure=False,
@@ -80,7 +80,7 @@ def main() -> None:
         interceptors=[],
     )
     with client:
-        question = {"nodes": nodes, "runs": runs}[sys.argv[1]]
+        question = {"nodes": list_nodes, "runs": list_runs}[sys.argv[1]]
         print(json.dumps(question(client)))
 
 

@@ -40,7 +40,7 @@ def create(
     `assignments` are settings of the experiment, `ruled` rules of the federation: KEY=VALUE each.
     """
     folder.check_names(list(clients), "clients")
-    rules = _rules(ruled)
+    rules = _parse_rules(ruled)
     where = Address.parse(address, "--address")
     experiment, notes = _experiment(config, assignments, len(clients))
     directory = directory.absolute()
@@ -62,7 +62,7 @@ def create(
 
 def add(directory: Path, name: str) -> Path:
     """Another client for a federation that exists; its folder, to be copied to its machine."""
-    server = folder.Server.read(directory)
+    server = folder.ServerFolder.read(directory)
     folder.check_names([*server.clients, name], "clients")
     clients = server.path.parent / "clients"
     one = clients / name
@@ -70,13 +70,13 @@ def add(directory: Path, name: str) -> Path:
         raise UserError(f"{one} exists already; choose another name, or move it away.")
     where = server.path / folder.FEDERATION
     text = where.read_text(encoding="utf-8")
-    before, after = texts.client_list(server.clients), texts.client_list((*server.clients, name))
+    before, after = texts.clients_line(server.clients), texts.clients_line((*server.clients, name))
     if text.count(before) != 1:
         raise UserError(
             f"{where} has been edited so that {name!r} cannot be added; write it at the end of "
             "`clients` yourself in the form: " + after.strip()
         )
-    pair = certificates.node()
+    pair = certificates.make_node_key()
     try:
         clients.mkdir(mode=0o700, exist_ok=True)
         _write(clients, _client_files(name, server.address, _read(server.path / "ca.crt"), pair))
@@ -92,10 +92,10 @@ def add(directory: Path, name: str) -> Path:
 
 def renew(directory: Path) -> None:
     """Another certificate for the server, by the same authority: clients need not do anything."""
-    server = folder.Server.read(directory)
+    server = folder.ServerFolder.read(directory)
     folder.require(server.path / "ca.key", "put it there for the moment; it signs the certificate")
-    ca = certificates.Pair(_read(server.path / "ca.key"), _read(server.path / "ca.crt"))
-    pair = certificates.server(ca, server.address.host)
+    ca = certificates.KeyPair(_read(server.path / "ca.key"), _read(server.path / "ca.crt"))
+    pair = certificates.sign_server(ca, server.address.host)
     files.replace_all(server.path, [("server.key", pair.key), ("server.crt", pair.public)], SECRET)
 
 
@@ -104,7 +104,7 @@ def _experiment(
 ) -> tuple[Experiment, list[str]]:
     """The experiment as a federation trains it: local data, one seed, as many clients as named."""
     given, default = resolve(config, assignments=assignments), resolve()
-    experiment = federated(given, clients)
+    experiment = as_federated(given, clients)
     notes = [
         f"{key} is {value or 'left out'} in a federation, not {was}"
         for key in ("data", "clients", "partition")
@@ -114,7 +114,7 @@ def _experiment(
     return experiment, notes
 
 
-def federated(given: Experiment, clients: int) -> Experiment:
+def as_federated(given: Experiment, clients: int) -> Experiment:
     """An experiment with the data and the number of clients of a federation, if it can be one."""
     if len(given.run.seeds) != 1:
         raise UserError("A federation trains with one seed; give one, as in --set seeds=0.")
@@ -124,7 +124,7 @@ def federated(given: Experiment, clients: int) -> Experiment:
     return dataclasses.replace(given, run=run)
 
 
-def _rules(given: Sequence[str]) -> Rules:
+def _parse_rules(given: Sequence[str]) -> Rules:
     values = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -142,13 +142,13 @@ def _fill(
     experiment: Experiment,
     rules: Rules,
 ) -> None:
-    ca = certificates.authority(f"corefed federation {directory.name}"[:64])
-    shown = certificates.server(ca, address.host)
-    pairs = {name: certificates.node() for name in clients}
+    ca = certificates.make_authority(f"corefed federation {directory.name}"[:64])
+    shown = certificates.sign_server(ca, address.host)
+    pairs = {name: certificates.make_node_key() for name in clients}
     one = folder.Federation(str(address), tuple(clients))
     contents: dict[str, tuple[bytes, int]] = {
-        "README.md": (texts.readme(directory, clients, address).encode(), PLAIN),
-        "server/federation.toml": (texts.federation(one, rules).encode(), SECRET),
+        "README.md": (texts.readme_text(directory, clients, address).encode(), PLAIN),
+        "server/federation.toml": (texts.federation_toml(one, rules).encode(), SECRET),
         "server/experiment.toml": (to_toml(experiment).encode(), SECRET),
         "server/ca.key": (ca.key, SECRET),
         "server/ca.crt": (ca.public, PLAIN),
@@ -167,7 +167,7 @@ def _fill(
 
 
 def _client_files(
-    name: str, address: Address, ca: bytes, pair: certificates.Pair
+    name: str, address: Address, ca: bytes, pair: certificates.KeyPair
 ) -> dict[str, tuple[bytes, int]]:
     about = folder.About(name, str(address))
     toml = "\n".join(
@@ -183,7 +183,7 @@ def _client_files(
         f"{name}/key": (pair.key, SECRET),
         f"{name}/key.pub": (pair.public, PLAIN),
         f"{name}/start.sh": (texts.CLIENT_START.encode(), PROGRAM),
-        f"{name}/corefed-client.service": (texts.client_unit(name).encode(), PLAIN),
+        f"{name}/corefed-client.service": (texts.client_service(name).encode(), PLAIN),
     }
 
 

@@ -1,6 +1,6 @@
 """`corefed federation demo`: a whole federation on one machine, a client killed on the way.
 
-One SuperLink and three SuperNodes with TLS and keys, digits dealt to three files, five rounds. In
+One SuperLink and three SuperNodes with TLS and keys, digits split into three files, five rounds. In
 the second round one client is killed by kill -9 and started again. The rules ask for everybody
 (quorum 1), so that round is asked again; and since every draw is a function of (seed, round,
 client), the federation ends where a simulation of the same experiment ends. Everything is done by
@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from corefed.base import files
-from corefed.federation.operate.processes import family, free_port
+from corefed.federation.operate.processes import free_port, process_tree
 from corefed.show import report
 from corefed.training import record
 
@@ -148,7 +148,7 @@ def _programs() -> Iterator[Start]:
 
 def _kill(program: subprocess.Popen[bytes]) -> None:
     """A program and all that it started, at one moment and without a word."""
-    for pid in family(program.pid) if program.poll() is None else []:
+    for pid in process_tree(program.pid) if program.poll() is None else []:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     program.wait()

@@ -25,7 +25,7 @@ from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.settings import NotNegative, Probability, Range, Unit
 from corefed.federation import rules
-from corefed.federation.operate.address import LISTEN, Address, listening
+from corefed.federation.operate.address import LISTEN, Address, default_bind
 from corefed.federation.protocol import check_run
 from corefed.federation.rules import Rules
 from corefed.settings import toml
@@ -54,7 +54,7 @@ class Federation:
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerFolder:
     """DIR/server."""
 
     path: Path
@@ -64,7 +64,7 @@ class Server:
     rules: Rules
 
     @classmethod
-    def read(cls, path: Path) -> Server:
+    def read(cls, path: Path) -> ServerFolder:
         """Of DIR or DIR/server."""
         path = path.absolute()
         path = path if (path / FEDERATION).exists() else path / "server"
@@ -80,7 +80,7 @@ class Server:
             require(path / name, "it belongs to the server's folder; restore it")
         for name in ("server.key", "ca.key"):
             refuse_readable(path / name)
-        bind = one.bind or listening(address.host)
+        bind = one.bind or default_bind(address.host)
         if bind not in LISTEN:
             raise UserError(
                 f"bind in {where} is {bind!r}; it must be one of {', '.join(LISTEN)}, for the "
@@ -90,7 +90,7 @@ class Server:
         return cls(path, address, bind, one.clients, ruled)
 
     @classmethod
-    def from_environment(cls) -> Server:
+    def from_environment(cls) -> ServerFolder:
         """In a process that `corefed federation server` started."""
         return cls.read(Path(os.environ["COREFED_SERVER"]))
 
@@ -106,11 +106,11 @@ class Server:
 
     def keys(self) -> dict[bytes, str]:
         """Public key, as Flower gives a node's, -> name."""
-        from corefed.federation.operate.certificates import identity
+        from corefed.federation.operate.certificates import key_to_pem
 
         found: dict[bytes, str] = {}
         for name, path in self.public_keys().items():
-            key = identity(path.read_bytes(), str(path))
+            key = key_to_pem(path.read_bytes(), str(path))
             if key in found:
                 raise UserError(f"{path} is the key of {found[key]} too; each client has its own.")
             found[key] = name
@@ -180,11 +180,11 @@ class Data:
     test_fraction: Annotated[float, Range(lambda v: 0 <= v < 1, "at least 0 and below 1")] = 0.2
     """Part kept for testing, of data without a test part of their own."""
     target: str = ""
-    """The column to predict; a table needs it, other data have none."""
+    """Of a table: the column to predict. It must be named; other kinds of data do without."""
 
 
 @dataclass(frozen=True)
-class Client:
+class ClientFolder:
     """DIR/clients/NAME, or a copy of it elsewhere."""
 
     path: Path
@@ -194,7 +194,7 @@ class Client:
     data: Data
 
     @classmethod
-    def read(cls, path: Path) -> Client:
+    def read(cls, path: Path) -> ClientFolder:
         path = _one_client(path.absolute())
         where = path / CLIENT
         copy = "copy the client's whole folder (DIR/clients/NAME) to this machine"
@@ -209,7 +209,7 @@ class Client:
         return cls(path, Address.parse(about.address, f"address in {where}"), about, privacy, data)
 
     @classmethod
-    def from_environment(cls) -> Client:
+    def from_environment(cls) -> ClientFolder:
         """In a process that `corefed federation client` started."""
         return cls.read(Path(os.environ["COREFED_CLIENT"]))
 
@@ -288,7 +288,7 @@ def exclusively(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def at_work(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a process works in a folder; one that begins at this very moment is turned away."""
     try:
         with exclusively(path):
@@ -297,7 +297,7 @@ def at_work(path: Path) -> bool:
         return True
 
 
-def started(path: Path) -> float:
+def locked_since(path: Path) -> float:
     """When the process at work in a folder, or the last one, began: seconds since the epoch."""
     lock = path / LOCK
     return lock.stat().st_mtime if lock.exists() else 0.0

@@ -17,8 +17,8 @@ from corefed.base import files
 from corefed.base.errors import INTERRUPTED, UserError
 from corefed.federation import events
 from corefed.federation.operate import control, processes
-from corefed.federation.operate.creating import federated
-from corefed.federation.operate.folder import Server, at_work, started
+from corefed.federation.operate.creating import as_federated
+from corefed.federation.operate.folder import ServerFolder, is_locked, locked_since
 from corefed.federation.operate.processes import LINK, say
 from corefed.federation.protocol import check_run
 from corefed.settings.config import Experiment, resolve
@@ -46,10 +46,10 @@ def start(
     directory: Path, name: str | None, assignments: Sequence[str], *, json: bool, quiet: bool
 ) -> int:
     """Prepare a run, submit it and follow it; an exit code."""
-    server = Server.read(directory)
+    server = ServerFolder.read(directory)
     name = check_run(name or time.strftime("%Y%m%d-%H%M%S"))
     given = resolve(server.path / record.EXPERIMENT, assignments=assignments)
-    experiment = federated(given, len(server.clients))
+    experiment = as_federated(given, len(server.clients))
     folder = server.runs / name
     if record.begun(folder):
         raise UserError(
@@ -65,7 +65,7 @@ def resume(
     directory: Path, name: str | None, rounds: int | None, *, json: bool, quiet: bool
 ) -> int:
     """Go on with a run, by default the last one, perhaps to more rounds; an exit code."""
-    server = Server.read(directory)
+    server = ServerFolder.read(directory)
     name = check_run(name) if name else _last(server)
     folder = server.run_folder(name)
     assignments = [f"rounds={rounds}"] if rounds is not None else []
@@ -83,15 +83,15 @@ def resume(
 
 def stop(directory: Path, name: str | None) -> str:
     """End the run that is going on; its name."""
-    server = Server.read(directory)
+    server = ServerFolder.read(directory)
     processes.require_answer(server)
-    going = {each: run for each, run in submitted(server).items() if not run["ended"]}
+    going = {each: run for each, run in list_submitted(server).items() if not run["ended"]}
     if name is not None:
         going = {each: run for each, run in going.items() if each == check_run(name)}
     if not going:
         raise UserError(f"Run {name} is not going on." if name else "No run is going on.")
     for each, run in going.items():
-        processes.flwr(server, "stop", run["id"], LINK)
+        processes.run_flwr(server, "stop", run["id"], LINK)
         _wait_until_free(server.runs / each)
         say(f"{each} is stopped; go on with it by: corefed federation resume {_quoted(directory)}")
     return next(iter(going))
@@ -100,11 +100,11 @@ def stop(directory: Path, name: str | None) -> str:
 def _wait_until_free(folder: Path) -> None:
     """Until the training has noticed; it works on for a moment."""
     until = time.monotonic() + NOTICE
-    while at_work(folder) and time.monotonic() < until:
+    while is_locked(folder) and time.monotonic() < until:
         time.sleep(LOOK)
 
 
-def submitted(server: Server) -> dict[str, dict[str, Any]]:
+def list_submitted(server: ServerFolder) -> dict[str, dict[str, Any]]:
     """Name -> what Flower says of its last submission: id, status, details, whether it ended."""
     paths = sorted(server.runs.glob(f"*/{SUBMITTED}"))
     known = {run["id"]: run for run in control.ask(server, "runs")} if paths else {}
@@ -117,10 +117,10 @@ def submitted(server: Server) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _ready(server: Server) -> None:
+def _ready(server: ServerFolder) -> None:
     """A server that answers, and trains nothing else: clients do one task at a time."""
     _wait_for_server(server)
-    for name, run in submitted(server).items():
+    for name, run in list_submitted(server).items():
         if run["ended"]:
             continue
         if not _abandoned(server, name):
@@ -128,37 +128,43 @@ def _ready(server: Server) -> None:
                 f"Run {name} is going on; wait for it, or stop it with: corefed federation stop "
                 f"{_quoted(server.path)}"
             )
-        processes.flwr(server, "stop", run["id"], LINK)
+        processes.run_flwr(server, "stop", run["id"], LINK)
 
 
-def _wait_for_server(server: Server) -> None:
+def _wait_for_server(server: ServerFolder) -> None:
     """A server that was started a moment ago needs some seconds."""
     until = time.monotonic() + START
-    if not processes.answers(server):
+    if not processes.is_answering(server):
         say(f"waiting for the server at {server.own_address}")
-    while not processes.answers(server) and time.monotonic() < until:
+    while not processes.is_answering(server) and time.monotonic() < until:
         time.sleep(LOOK)
     processes.require_answer(server)
 
 
-def _abandoned(server: Server, name: str) -> bool:
+def _abandoned(server: ServerFolder, name: str) -> bool:
     """Whether a run, which Flower takes for going on, was left when the server was killed.
 
     Nobody works in its folder, and the server was started after it was submitted.
     """
     folder = server.runs / name
     submission = (folder / SUBMITTED).stat().st_mtime
-    return submission <= started(server.path) and not at_work(folder)
+    return submission <= locked_since(server.path) and not is_locked(folder)
 
 
 def _submit(
-    server: Server, directory: Path, name: str, experiment: Experiment, *, json: bool, quiet: bool
+    server: ServerFolder,
+    directory: Path,
+    name: str,
+    experiment: Experiment,
+    *,
+    json: bool,
+    quiet: bool,
 ) -> int:
     folder = server.runs / name
     before = len(events.read(folder / record.EVENTS))
     app = str(server.path / "app")
     setting = f"run={jsonlib.dumps(name)}"
-    answer = processes.flwr(server, "run", app, LINK, "--run-config", setting, quiet=quiet)
+    answer = processes.run_flwr(server, "run", app, LINK, "--run-config", setting, quiet=quiet)
     text = jsonlib.dumps({"run-id": str(answer["run-id"])})
     files.replace(folder / SUBMITTED, text.encode())
     if not quiet:
@@ -188,7 +194,7 @@ def _submit(
 
 
 def _follow(
-    server: Server,
+    server: ServerFolder,
     name: str,
     show: Callable[[dict[str, Any]], None],
     tell: Callable[[str], None],
@@ -218,11 +224,11 @@ def _follow(
         if now - looked <= min(ASK[1], max(ASK[0], (now - began) / 4)):
             time.sleep(LOOK)
             continue
-        if not processes.answers(server, 10.0):
+        if not processes.is_answering(server, 10.0):
             return "The server does not answer any more."
         # A training that has said something holds its folder: it cannot be about to take it.
-        if now - asked > HUNG or heard == before or not at_work(folder):
-            run = submitted(server)[name]
+        if now - asked > HUNG or heard == before or not is_locked(folder):
+            run = list_submitted(server)[name]
             ended = run if run["ended"] else None
             asked = time.monotonic()
         looked = time.monotonic()
@@ -238,7 +244,7 @@ def _reason(run: dict[str, Any], happened: Sequence[dict[str, Any]]) -> str:
     return f"The run ended ({run['status']}): {run['details'] or 'no reason given'}"
 
 
-def _last(server: Server) -> str:
+def _last(server: ServerFolder) -> str:
     runs = [path.parent for path in server.runs.glob(f"*/{record.EXPERIMENT}")]
     if not runs:
         raise UserError(f"{server.runs} holds no run; start one with: corefed federation run")

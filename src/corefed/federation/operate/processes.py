@@ -32,7 +32,7 @@ from typing import Any
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.federation.operate.address import Address
-from corefed.federation.operate.folder import Client, Server
+from corefed.federation.operate.folder import ClientFolder, ServerFolder
 
 LINK = "corefed"
 """Name of the connection in Flower's own configuration."""
@@ -60,7 +60,7 @@ def require_flower() -> None:
         raise UserError("Federations need Flower: pip install 'corefed[flower]'.")
 
 
-def superlink(server: Server) -> list[str]:
+def superlink_command(server: ServerFolder) -> list[str]:
     return [
         *(sys.executable, "-m", "corefed.federation.engine.fence"),
         *("--host", server.bind, "--port", str(server.address.port)),
@@ -73,7 +73,7 @@ def superlink(server: Server) -> list[str]:
     ]
 
 
-def supernode(client: Client) -> list[str]:
+def supernode_command(client: ClientFolder) -> list[str]:
     return [
         *(sys.executable, "-m", "corefed.federation.engine.node"),
         *("--superlink", str(client.address)),
@@ -83,11 +83,11 @@ def supernode(client: Client) -> list[str]:
     ]
 
 
-def server_environment(server: Server) -> dict[str, str]:
+def server_environment(server: ServerFolder) -> dict[str, str]:
     return _environment(server.path) | {"COREFED_SERVER": str(server.path)}
 
 
-def client_environment(client: Client, data: str, device: str | None) -> dict[str, str]:
+def client_environment(client: ClientFolder, data: str, device: str | None) -> dict[str, str]:
     own = {
         "COREFED_CLIENT": str(client.path),
         "COREFED_CLIENT_DATA": data,
@@ -109,7 +109,7 @@ def _environment(path: Path) -> dict[str, str]:
     return {**kept, **QUIET, **proxies, "FLWR_HOME": str(home), "PATH": programs}
 
 
-def prepare_home(path: Path, server: Server | None = None) -> None:
+def prepare_home(path: Path, server: ServerFolder | None = None) -> None:
     """FLWR_HOME with our `flower-superexec`, and the connection that `flwr` uses."""
     home = path / "flower"
     program = '#!/bin/sh\nexec {} -m corefed.federation.engine.warm "$@"\n'
@@ -174,18 +174,18 @@ class Program:
         self.process.wait()
         self.reader.join(1.0)
 
-    def said(self, text: str) -> bool:
+    def has_logged(self, text: str) -> bool:
         """Whether its last lines have this text."""
         self.reader.join(1.0)
         return any(text in line for line in self.last)
 
-    def words(self) -> str:
+    def last_lines(self) -> str:
         """Its last lines, for an error message."""
         self.reader.join(1.0)
         return " / ".join(line for line in list(self.last)[-6:] if line.strip())
 
 
-def flwr(server: Server, *arguments: str, quiet: bool = False) -> dict[str, Any]:
+def run_flwr(server: ServerFolder, *arguments: str, quiet: bool = False) -> dict[str, Any]:
     """What a command of Flower's own command line answers, as JSON."""
     program = shutil.which("flwr", path=sysconfig.get_path("scripts"))
     command = [program] if program else [sys.executable, "-m", "flwr.cli.app"]
@@ -206,7 +206,7 @@ def flwr(server: Server, *arguments: str, quiet: bool = False) -> dict[str, Any]
     return answer
 
 
-def answers(server: Server, timeout: float = 2.0) -> bool:
+def is_answering(server: ServerFolder, timeout: float = 2.0) -> bool:
     """Whether a SuperLink with this federation's certificate answers on this machine."""
     context = ssl.create_default_context(cafile=str(server.path / "ca.crt"))
     host, port = server.own_address
@@ -220,8 +220,8 @@ def answers(server: Server, timeout: float = 2.0) -> bool:
         connection.close()
 
 
-def require_answer(server: Server) -> None:
-    if not answers(server, 10.0):
+def require_answer(server: ServerFolder) -> None:
+    if not is_answering(server, 10.0):
         raise UserError(
             f"No server of this federation answers at {server.own_address}; start it with: "
             f"corefed federation server {shlex.quote(str(server.path))}"
@@ -229,17 +229,17 @@ def require_answer(server: Server) -> None:
 
 
 def wait_for_answer(
-    server: Server, program: Program, seconds: float, told: Callable[[], int | None]
+    server: ServerFolder, program: Program, seconds: float, stop_signal: Callable[[], int | None]
 ) -> None:
-    """Until SuperLink answers or we are told to stop; a sentence if it does not answer."""
+    """Until SuperLink answers or a signal asks to stop; a sentence if it does not answer."""
     until = time.monotonic() + seconds
-    while told() is None and not answers(server):
+    while stop_signal() is None and not is_answering(server):
         if not program.running() or time.monotonic() > until:
             what = "does not answer" if program.running() else "ended"
             program.stop()
             raise UserError(
                 f"The SuperLink at {server.own_address} {what}; {program.log} has its words: "
-                f"{program.words()}"
+                f"{program.last_lines()}"
             )
         time.sleep(0.2)
 
@@ -264,7 +264,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def until_told() -> Iterator[Callable[[], int | None]]:
+def catch_stop_signals() -> Iterator[Callable[[], int | None]]:
     """Collects Ctrl-C and SIGTERM; gives a function that returns the number of the one caught."""
     caught: list[int] = []
 
@@ -279,7 +279,7 @@ def until_told() -> Iterator[Callable[[], int | None]]:
             signal.signal(each, old)
 
 
-def family(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """A process and its descendants, of whatever session (Linux)."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():

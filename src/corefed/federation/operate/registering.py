@@ -1,8 +1,8 @@
 """Who may take part: the public keys in server/clients/, made known to Flower.
 
-A key that is new there is registered with Flower. One that is gone stays registered, but is no
-client any more: the server gives it no tasks (`folder.Server.keys`). `remove` takes it off for
-good, for Flower never admits a key again that was taken off.
+A key that is new there is registered with Flower. One that is gone stays registered, but the server
+gives it no tasks (`ServerFolder.keys`). `remove` takes it off for good: Flower never again admits a
+key that was taken off.
 """
 
 from __future__ import annotations
@@ -14,33 +14,35 @@ from typing import NamedTuple
 
 from corefed.base.errors import UserError
 from corefed.federation.operate import control, processes
-from corefed.federation.operate.folder import Server
+from corefed.federation.operate.folder import ServerFolder
 
 REMOVED = "unregistered"
 
 
-class Node(NamedTuple):
+class KnownKey(NamedTuple):
     """A key that Flower knows."""
 
     number: str
     status: str  # registered (and never seen), online, offline or unregistered
 
 
-def digests(server: Server) -> dict[str, str]:
+def key_digests(server: ServerFolder) -> dict[str, str]:
     """Name -> digest of its public key: what is compared to see that something changed."""
     return {name: _digest(path) for name, path in server.public_keys().items()}
 
 
-def nodes(server: Server, new: Mapping[bytes, str] | None = None) -> dict[bytes, Node]:
+def list_nodes(
+    server: ServerFolder, new: Mapping[bytes, str] | None = None
+) -> dict[bytes, KnownKey]:
     """Public key -> what Flower says about it, before those that are `new` to it are registered."""
     rows = control.ask(server, "nodes", {name: key.decode() for key, name in (new or {}).items()})
-    return {row["key"].encode(): Node(row["node"], row["status"]) for row in rows}
+    return {row["key"].encode(): KnownKey(row["node"], row["status"]) for row in rows}
 
 
-def synchronise(server: Server) -> list[str]:
+def synchronise(server: ServerFolder) -> list[str]:
     """Register the keys that are new; what was done, in sentences."""
     keys = server.keys()
-    found, done = nodes(server, keys), []
+    found, done = list_nodes(server, keys), []
     for key, name in keys.items():
         if key not in found:
             done.append(f"{name} is registered")
@@ -50,9 +52,9 @@ def synchronise(server: Server) -> list[str]:
     return done
 
 
-def states(server: Server) -> dict[str, str]:
+def client_states(server: ServerFolder) -> dict[str, str]:
     """Name -> Flower's word for its state; 'not registered' or 'excluded' where it has none."""
-    found = nodes(server)
+    found = list_nodes(server)
     keys = {name: key for key, name in server.keys().items()}
     state = dict.fromkeys(server.clients, "excluded")
     for name, key in keys.items():
@@ -60,18 +62,18 @@ def states(server: Server) -> dict[str, str]:
     return state
 
 
-def remove(server: Server, name: str) -> str:
+def remove(server: ServerFolder, name: str) -> str:
     """Exclude a client: no tasks from now on, and, where the server runs, no connection either."""
     keys = {each: key for key, each in server.keys().items()}
     if name not in keys:
         known = ", ".join(keys) or "none"
         raise UserError(f"{name!r} is no client that may take part; those are: {known}.")
     (server.path / "clients" / f"{name}.pub").unlink()
-    if not processes.answers(server):
+    if not processes.is_answering(server):
         return f"{name} gets no tasks any more"
-    node = nodes(server).get(keys[name])
+    node = list_nodes(server).get(keys[name])
     if node is not None and node.status != REMOVED:
-        processes.flwr(server, "supernode", "unregister", node.number, processes.LINK)
+        processes.run_flwr(server, "supernode", "unregister", node.number, processes.LINK)
     return f"{name} gets no tasks any more, and its key is taken off for good"
 
 

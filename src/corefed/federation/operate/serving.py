@@ -16,7 +16,7 @@ from urllib.request import getproxies, proxy_bypass
 from corefed.base.errors import UserError
 from corefed.federation.operate import processes, registering
 from corefed.federation.operate.certificates import days_left
-from corefed.federation.operate.folder import Client, Server, exclusively
+from corefed.federation.operate.folder import ClientFolder, ServerFolder, exclusively
 from corefed.federation.operate.processes import Program, say
 
 START = 90.0
@@ -30,39 +30,41 @@ registered, or an earlier session of it has to run out."""
 QUICKLY, AGAIN, TRIES = 10.0, 3.0, 3
 """A SuperNode that ends so soon after its start is started again after a pause, so many times."""
 
-Told = Callable[[], "int | None"]  # the signal that asks to stop, if one came
+StopSignal = Callable[[], "int | None"]  # the signal that asks to stop, if one came
 
 
 def serve(directory: Path) -> int:
     """Run SuperLink, and keep the clients it knows those of the folder; an exit code."""
     processes.require_flower()
-    server = Server.read(directory)
+    server = ServerFolder.read(directory)
     _check_certificate(server)
     server.keys()
-    with exclusively(server.path), processes.until_told() as told:
+    with exclusively(server.path), processes.catch_stop_signals() as stop_signal:
         processes.refuse_taken_port(server.own_address)
         processes.prepare_home(server.path, server)
         log = server.path / "flower" / "server.log"
-        program = Program(processes.superlink(server), processes.server_environment(server), log)
+        program = Program(
+            processes.superlink_command(server), processes.server_environment(server), log
+        )
         try:
-            processes.wait_for_answer(server, program, START, told)
-            return _keep(server, program, told)
+            processes.wait_for_answer(server, program, START, stop_signal)
+            return _keep(server, program, stop_signal)
         finally:
             program.stop()
 
 
-def _keep(server: Server, program: Program, told: Told) -> int:
+def _keep(server: ServerFolder, program: Program, stop_signal: StopSignal) -> int:
     seen: dict[str, str] | None = None
-    while told() is None:
+    while stop_signal() is None:
         if not program.running():
-            say(f"error: SuperLink ended; {program.log} has its words: {program.words()}")
+            say(f"error: SuperLink ended; {program.log} has its words: {program.last_lines()}")
             return 1
         server = _reread(server)
-        now = registering.digests(server)
+        now = registering.key_digests(server)
         if now == seen:
-            _pause(LOOK, told)
+            _pause(LOOK, stop_signal)
         elif not _synchronise(server):
-            _pause(LOOK_AGAIN, told)
+            _pause(LOOK_AGAIN, stop_signal)
         else:
             if seen is None:
                 place = shlex.quote(str(server.path))
@@ -71,10 +73,10 @@ def _keep(server: Server, program: Program, told: Told) -> int:
             for name in (seen or {}).keys() - now.keys():
                 say(f"{name} gets no tasks any more")
             seen = now
-    return _code(told)
+    return _exit_code(stop_signal)
 
 
-def _synchronise(server: Server) -> bool:
+def _synchronise(server: ServerFolder) -> bool:
     """Registration must not end a server that runs: what fails is said and tried again."""
     try:
         for sentence in registering.synchronise(server):
@@ -85,10 +87,10 @@ def _synchronise(server: Server) -> bool:
     return True
 
 
-def _reread(server: Server) -> Server:
+def _reread(server: ServerFolder) -> ServerFolder:
     """The folder as it is now; a file that is being edited is taken when it can be read again."""
     try:
-        return Server.read(server.path)
+        return ServerFolder.read(server.path)
     except UserError:
         return server
 
@@ -96,32 +98,32 @@ def _reread(server: Server) -> Server:
 def join(directory: Path, data: str, device: str | None) -> int:
     """Run SuperNode for a client's data; an exit code."""
     processes.require_flower()
-    client = Client.read(directory)
+    client = ClientFolder.read(directory)
     environment = processes.client_environment(client, _absolute(data), device)
-    with exclusively(client.path), processes.until_told() as told:
-        look(environment)
+    with exclusively(client.path), processes.catch_stop_signals() as stop_signal:
+        check_data(environment)
         processes.prepare_home(client.path)
-        if not _reach(client, told):
-            return _code(told)
-        return _stay(client, environment, told)
+        if not _reach(client, stop_signal):
+            return _exit_code(stop_signal)
+        return _stay(client, environment, stop_signal)
 
 
-def look(environment: Mapping[str, str]) -> None:
+def check_data(environment: Mapping[str, str]) -> None:
     """Read the data once, in a process of its own, to refuse them before the server asks."""
-    command = [sys.executable, "-m", "corefed.federation.operate.look"]
+    command = [sys.executable, "-m", "corefed.federation.operate.data_check"]
     done = subprocess.run(command, env=dict(environment), stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise UserError(done.stdout.strip() or "The data cannot be read.")
     say(done.stdout.strip())
 
 
-def _reach(client: Client, told: Told) -> bool:
+def _reach(client: ClientFolder, stop_signal: StopSignal) -> bool:
     """Wait for the server and see that it is the one whose certificate we have."""
     if "https" in getproxies() and not proxy_bypass(client.address.host):
         return True  # SuperNode goes through the proxy, and checks the certificate as well
     context = ssl.create_default_context(cafile=str(client.path / "ca.crt"))
     said = 0.0
-    while told() is None:
+    while stop_signal() is None:
         try:
             with (
                 socket.create_connection(client.address, timeout=10) as plain,
@@ -142,26 +144,26 @@ def _reach(client: Client, told: Told) -> bool:
             if time.monotonic() - said > 30:
                 said = time.monotonic()
                 say(f"waiting for the server at {client.address}: {error.strerror or error}")
-        _pause(1.0, told)
+        _pause(1.0, stop_signal)
     return False
 
 
-def _stay(client: Client, environment: Mapping[str, str], told: Told) -> int:
+def _stay(client: ClientFolder, environment: Mapping[str, str], stop_signal: StopSignal) -> int:
     """Keep a SuperNode running. It ends by itself when the server refuses it, or by a crash."""
     log = client.path / "flower" / "client.log"
     refused_since: float | None = None
     short = 0
     while True:
         began = time.monotonic()
-        program = Program(processes.supernode(client), environment, log)
+        program = Program(processes.supernode_command(client), environment, log)
         try:
-            while told() is None and program.running():
+            while stop_signal() is None and program.running():
                 time.sleep(0.1)
         finally:
             program.stop()
-        if told() is not None:
-            return _code(told)
-        if program.said("Failed to activate"):
+        if stop_signal() is not None:
+            return _exit_code(stop_signal)
+        if program.has_logged("Failed to activate"):
             refused_since = refused_since or began
             sentence = (
                 f"The server refuses the key of {client.name}: it is not registered there (the "
@@ -174,14 +176,14 @@ def _stay(client: Client, environment: Mapping[str, str], told: Told) -> int:
         elif time.monotonic() - began > QUICKLY:
             refused_since, short = None, 0
         elif short + 1 >= TRIES:
-            say(f"error: SuperNode ended; {log} has its words: {program.words()}")
+            say(f"error: SuperNode ended; {log} has its words: {program.last_lines()}")
             return 1
         else:
             short += 1
-        _pause(AGAIN, told)
+        _pause(AGAIN, stop_signal)
 
 
-def _check_certificate(server: Server) -> None:
+def _check_certificate(server: ServerFolder) -> None:
     days = days_left((server.path / "server.crt").read_bytes())
     renew = f"corefed federation renew {shlex.quote(str(server.path))}"
     if days <= 0:
@@ -198,12 +200,12 @@ def _absolute(data: str) -> str:
     return str(Path(data).expanduser().absolute())
 
 
-def _pause(seconds: float, told: Told) -> None:
+def _pause(seconds: float, stop_signal: StopSignal) -> None:
     until = time.monotonic() + seconds
-    while told() is None and time.monotonic() < until:
+    while stop_signal() is None and time.monotonic() < until:
         time.sleep(0.1)
 
 
-def _code(told: Told) -> int:
+def _exit_code(stop_signal: StopSignal) -> int:
     """130 after Ctrl-C, as a shell expects; a service that was asked to stop has done well."""
-    return 128 + signal.SIGINT if told() == signal.SIGINT else 0
+    return 128 + signal.SIGINT if stop_signal() == signal.SIGINT else 0

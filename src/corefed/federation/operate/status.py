@@ -9,7 +9,7 @@ from rich.table import Table
 
 from corefed.federation import events
 from corefed.federation.operate import following, processes, registering
-from corefed.federation.operate.folder import Server
+from corefed.federation.operate.folder import ServerFolder
 from corefed.settings import toml
 from corefed.training import record
 
@@ -21,12 +21,12 @@ WORDS = {
 }
 
 
-def status(directory: Path) -> dict[str, Any]:
+def read_status(directory: Path) -> dict[str, Any]:
     """{"server", "clients": {name: state}, "runs": {name: {...}}}; works without a server, too."""
-    server = Server.read(directory)
-    up = processes.answers(server)
-    states = registering.states(server) if up else {}
-    flower = following.submitted(server) if up else {}
+    server = ServerFolder.read(directory)
+    up = processes.is_answering(server)
+    states = registering.client_states(server) if up else {}
+    flower = following.list_submitted(server) if up else {}
     runs = {}
     for path in sorted(server.runs.glob(f"*/{record.EXPERIMENT}")):
         folder = path.parent

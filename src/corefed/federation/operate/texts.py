@@ -12,12 +12,12 @@ from corefed.federation.rules import Rules
 from corefed.settings import toml
 
 
-def federation(one: Federation, rules: Rules) -> str:
+def federation_toml(one: Federation, rules: Rules) -> str:
     """federation.toml, with every rule and what it does."""
     return f"[federation]\n{toml.written(one)}\n[rules]\n{toml.written(rules)}"
 
 
-def client_list(names: Sequence[str]) -> str:
+def clients_line(names: Sequence[str]) -> str:
     """The line of federation.toml that names the clients."""
     return f"\nclients = {json.dumps(list(names))}\n"
 
@@ -42,7 +42,7 @@ run = ""
 """
 
 APP_MODULE = '''\
-"""Nothing: server and clients run corefed.federation.flower of their own installation."""
+"""Nothing: server and clients run corefed.federation.flower.app of their own installation."""
 
 client_app = server_app = None
 '''
@@ -97,7 +97,7 @@ SERVER_UNIT = _UNIT.format(
 )
 
 
-def client_unit(name: str) -> str:
+def client_service(name: str) -> str:
     return _UNIT.format(
         file="corefed-client.service",
         service="corefed-client",
@@ -107,7 +107,7 @@ def client_unit(name: str) -> str:
     )
 
 
-def readme(directory: Path, clients: Sequence[str], address: Address) -> str:
+def readme_text(directory: Path, clients: Sequence[str], address: Address) -> str:
     """README.md of the whole folder."""
     first = clients[0]
     alone = ""

@@ -1,9 +1,9 @@
 """What makes a client's update unacceptable, said in one sentence.
 
 An average takes whatever it is given: one NaN makes the model NaN, a shape of (1,) is repeated to
-any length, and a count of 10^12 examples is the whole average. So each update is held to a
-`template`, found by what the method itself does with a client of one point, before it comes near
-the model (`refusal`); then all of a round are compared with each other (`outliers`).
+any length, and a count of 10^12 examples is the whole average. So each update is first checked
+against a `template`, found by what the method itself does with a client of one point (`refusal`).
+Then all updates of a round are compared with each other (`outliers`).
 
 What is compared is the length of the difference from the broadcast, in the metric of `metric.py`,
 with the *lower* median of this round's lengths and those accepted in the last rounds. The lower
@@ -26,14 +26,14 @@ from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData, Method, Tree
 from corefed.federation.trust import metric
 
-Form = tuple[torch.Size, torch.dtype]
-Template = dict[str, Form]
+ShapeAndType = tuple[torch.Size, torch.dtype]
+Template = dict[str, ShapeAndType]
 """Name -> shape and type of one client's message, without the client axis."""
 
 WIDEST = 1e6
 """A standard deviation beyond this is no posterior of a network's weight; rho = 1e6 is the same."""
 
-Client = TypeVar("Client", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
 
 
 def template(method: Method, server: Tree, shape: Sequence[int], targets: int = 0) -> Template:
@@ -79,13 +79,13 @@ def refusal(
 
 def outliers(
     sent: Tree,
-    updates: Mapping[Client, Tree],
+    updates: Mapping[Key, Tree],
     posteriors: Collection[str],
     factor: float,
     history: Sequence[float] = (),
     *,
     aligned: bool = True,
-) -> tuple[dict[Client, str], dict[Client, float]]:
+) -> tuple[dict[Key, str], dict[Key, float]]:
     """Whose update is over `factor` times the usual length, and why; and the length of each.
 
     `history` holds the lengths that were accepted in the last rounds. Updates that are not aligned
@@ -125,7 +125,9 @@ def _names(message: Tree, template: Template) -> str | None:
     return None
 
 
-def _form(name: str, value: Tensor, wanted: Form, dtypes: Collection[torch.dtype]) -> str | None:
+def _form(
+    name: str, value: Tensor, wanted: ShapeAndType, dtypes: Collection[torch.dtype]
+) -> str | None:
     shape, dtype = wanted
     if value.shape != shape:
         return f"{name!r} has the shape {_shape(value.shape)} and not {_shape(shape)}."

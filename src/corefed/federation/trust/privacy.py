@@ -115,7 +115,7 @@ def privatise(
 # Accountant
 
 
-def composed(mus: Iterable[float]) -> float:
+def compose(mus: Iterable[float]) -> float:
     """mu of releases together."""
     return math.hypot(*mus)
 
@@ -214,14 +214,14 @@ class Ledger:
 
     def spent(self, delta: float) -> float:
         """epsilon against the server, of all releases together."""
-        return epsilon(composed(1 / release.noise for release in self.releases), delta)
+        return epsilon(compose(1 / release.noise for release in self.releases), delta)
 
     def allows(self, noise: float, max_epsilon: float, delta: float) -> bool:
         """Whether epsilon stays within `max_epsilon` after one more release."""
         if not noise > 0:
             return False
         mus = [1 / release.noise for release in self.releases]
-        return epsilon(composed([*mus, 1 / noise]), delta) <= max_epsilon
+        return epsilon(compose([*mus, 1 / noise]), delta) <= max_epsilon
 
     def record(self, run: str, round_: int, noise: float, clip: float) -> None:
         """Enter a release; only then may it be sent."""

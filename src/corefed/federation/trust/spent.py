@@ -22,7 +22,7 @@ def spent(
     """
     uploads = Counter(name for line in lines for name in line["federation"]["released"])
     most = max(uploads.values(), default=0)
-    seen = privacy.composed([1 / rules.dp_noise] * most)
+    seen = privacy.compose([1 / rules.dp_noise] * most)
     average = None
     refused = any(
         reason.startswith("refused")
@@ -32,7 +32,7 @@ def spent(
     if weights is not None and rules.aggregation == "plain" and not refused:
         rounds = [line["federation"]["examples"] for line in lines]
         shares = [n if weights == "examples" else [1] * len(n) for n in rounds]
-        mu = privacy.composed([privacy.average_mu(rules.dp_noise, each) for each in shares])
+        mu = privacy.compose([privacy.average_mu(rules.dp_noise, each) for each in shares])
         average = privacy.epsilon(mu, rules.dp_delta)
     return {
         "server": privacy.epsilon(seen, rules.dp_delta),

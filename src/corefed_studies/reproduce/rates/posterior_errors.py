@@ -1,4 +1,4 @@
-"""How wrong the personal posteriors of a run are, where the truth f is known.
+"""How far the personal posteriors of a run are from the truth f, where f is known.
 
 By seed, the mean over its clients of
 
@@ -10,8 +10,8 @@ By seed, the mean over its clients of
     f 50 .. 95    how often the posterior's interval of that level holds f(x)
     y 50 .. 95    how often the predictive's holds a new y
 
-Intervals are central ones of the draws; points are the run's test points, drawn anew from the name
-of its data.
+Intervals are central intervals of the draws. Points are the run's test points, redrawn from the
+name of its data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from corefed_studies.theory.certificate import error_certificate, log_likelihood
 from corefed_studies.theory.hellinger import posterior_hellinger
 
 DRAWS, BLOCK = 400, 50
-"""Draws of the weights a client, and how many of them go through the network at once."""
+"""Draws of the weights per client, and how many of them go through the network at once."""
 LEVELS = (50, 80, 95)
 ALPHA = 0.05
 PRIORS = tuple(2.0**power for power in range(-5, 4))
@@ -41,7 +41,7 @@ PRIORS = tuple(2.0**power for power in range(-5, 4))
 started at. None of them has seen data; choosing the best of J costs a factor J in alpha."""
 
 
-class Points(NamedTuple):
+class KnownPoints(NamedTuple):
     """Of the clients of one seed, C of them."""
 
     x: Tensor  # [C, m, ambient]
@@ -50,7 +50,7 @@ class Points(NamedTuple):
 
 
 def measure(place: Path) -> dict[str, list[float]]:
-    """The figures above of a finished run on Hoelder data, each by seed."""
+    """The numbers above for a finished run on Hoelder data, each by seed."""
     run = fitted.load(place)
     settings, data = run.experiment.run, hoelder.parse(run.experiment.run.data)
     model = network(settings, run.preparations[0].shape, 0, 1)
@@ -70,7 +70,7 @@ def measure(place: Path) -> dict[str, list[float]]:
 
 
 def _of(
-    model: Model, theta: Tensor, kl: Tensor, train: Points, test: Points, noise: float
+    model: Model, theta: Tensor, kl: Tensor, train: KnownPoints, test: KnownPoints, noise: float
 ) -> dict[str, float]:
     outputs = outputs_of(model, theta, test.x)  # [C, draws, m]
     off = outputs - test.signal.unsqueeze(1)
@@ -116,11 +116,13 @@ def covered(draws: Tensor, truth: Tensor, level: int) -> float:
 
 def _points(
     data: hoelder.Setting, clients: int, seed: int, device: torch.device
-) -> tuple[Points, Points]:
+) -> tuple[KnownPoints, KnownPoints]:
     drawn = hoelder.draw(data, clients, seed)
 
-    def some(mask: Tensor) -> Points:
+    def some(mask: Tensor) -> KnownPoints:
         fields = (drawn.x, drawn.y.squeeze(-1), drawn.signal.squeeze(-1))
-        return Points(*(field[mask].unflatten(0, (clients, -1)).to(device) for field in fields))
+        return KnownPoints(
+            *(field[mask].unflatten(0, (clients, -1)).to(device) for field in fields)
+        )
 
     return some(~drawn.held_out), some(drawn.held_out)

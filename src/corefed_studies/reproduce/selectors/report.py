@@ -1,4 +1,4 @@
-"""The results of `bench selectors` as a page: what was to be shown, then every problem's tables."""
+"""The results of `bench selectors` as a page: first what it set out to show, then all tables."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from collections.abc import Callable, Sequence
 
 from corefed_studies import pages
 from corefed_studies.pages import Table
-from corefed_studies.reproduce import results, selectors_aims
+from corefed_studies.reproduce import results
 from corefed_studies.reproduce.results import Result, Results
-from corefed_studies.reproduce.selectors import (
+from corefed_studies.reproduce.selectors import aims
+from corefed_studies.reproduce.selectors.aims import format_mean
+from corefed_studies.reproduce.selectors.study import (
     CURVED,
     DEFAULT,
     FULL,
     REDRAWN,
     ROWS,
     VARIANT,
-    Problem,
     Spot,
+    StudyProblem,
     place_of,
     problem_of,
     spot_of,
 )
-from corefed_studies.reproduce.selectors_aims import said
-from corefed_studies.reproduce.selectors_verdicts import Mean, costs, gap, mean_of, savings, scores
+from corefed_studies.reproduce.selectors.verdicts import Mean, costs, gap, mean_of, savings, scores
 
 UP, DOWN = "▲", "▼"
 NOTHING = "No results yet.\n"
@@ -58,15 +59,15 @@ def tables(found: Results) -> list[Table]:
 
 
 def _first(found: Results) -> list[Table]:
-    """What is said of all problems together."""
-    return [selectors_aims.table(found), *selectors_aims.rivals(found), *ablation(found)]
+    """Tables over all problems together."""
+    return [aims.table(found), *aims.rivals(found), *ablation(found)]
 
 
-def picture(problem: Problem) -> str:
+def picture(problem: StudyProblem) -> str:
     return f"selectors-{problem.name}.png"
 
 
-def _alt(problem: Problem) -> str:
+def _alt(problem: StudyProblem) -> str:
     return (
         f"{problem.label}: personal models against the fraction of data that is trained on, by "
         "selector, and against examples processed"
@@ -86,31 +87,31 @@ def _machines(found: Results) -> str:
 # --- which cells ----------------------------------------------------------------------------------
 
 
-def spots(found: Results, problem: Problem) -> list[Spot]:
+def spots(found: Results, problem: StudyProblem) -> list[Spot]:
     """Of a problem's cells, those that were timed alone and variations left out."""
     each = [spot_of(column) for row, column in found if not row.startswith(VARIANT)]
     mine = {spot for spot in each if spot.problem == problem.name and not spot.machine}
     return sorted(mine, key=lambda spot: (spot.steps, spot.percent))
 
 
-def problems(found: Results) -> list[Problem]:
+def problems(found: Results) -> list[StudyProblem]:
     """Those with a cell that is not of the ablation, or timed, alone."""
     names = {spot_of(column).problem for _, column in found}
     mine = sorted(map(problem_of, names), key=place_of)
     return [problem for problem in mine if spots(found, problem)]
 
 
-def local_steps(found: Results, problem: Problem) -> list[int]:
+def local_steps(found: Results, problem: StudyProblem) -> list[int]:
     return sorted({spot.steps for spot in spots(found, problem)})
 
 
-def at(found: Results, row: str, problem: Problem, percent: int, steps: int) -> Result:
+def at(found: Results, row: str, problem: StudyProblem, percent: int, steps: int) -> Result:
     """A cell, full data's at every percentage; empty where there is none."""
     spot = Spot(problem.name, 100 if row == FULL else percent, steps)
     return found.get((row, str(spot)), {})
 
 
-def percents(found: Results, problem: Problem, steps: int) -> list[int]:
+def percents(found: Results, problem: StudyProblem, steps: int) -> list[int]:
     mine = [spot for spot in spots(found, problem) if spot.steps == steps]
     return [spot.percent for spot in mine if spot.percent < 100]
 
@@ -118,7 +119,7 @@ def percents(found: Results, problem: Problem, steps: int) -> list[int]:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def unit(found: Results, problem: Problem) -> str:
+def unit(found: Results, problem: StudyProblem) -> str:
     regression = any(
         scores(result)[1]
         for (_, column), result in found.items()
@@ -127,13 +128,13 @@ def unit(found: Results, problem: Problem) -> str:
     return "RMSE (less is better)" if regression else "accuracy %"
 
 
-def shown_tables(found: Results, problem: Problem) -> list[Table]:
+def shown_tables(found: Results, problem: StudyProblem) -> list[Table]:
     """The personal model's, one table for each number of local steps."""
     laid = [_scores(found, problem, steps, "personal") for steps in local_steps(found, problem)]
     return [*laid[:-1], laid[-1]._replace(note=MARKS)]
 
 
-def folded_tables(found: Results, problem: Problem) -> list[Table]:
+def folded_tables(found: Results, problem: StudyProblem) -> list[Table]:
     laid = []
     for steps in local_steps(found, problem):
         laid.append(_scores(found, problem, steps, "global"))
@@ -156,8 +157,8 @@ FIGURES = {
 Shown = Callable[[Result], str]
 
 
-def _grid(found: Results, problem: Problem, steps: int, what: str, shown: Shown) -> Table:
-    """A row a selector, a column a fraction; rows without a figure are left out."""
+def _grid(found: Results, problem: StudyProblem, steps: int, what: str, shown: Shown) -> Table:
+    """One row per selector, one column per fraction; rows without a number are left out."""
     columns = percents(found, problem, steps)
     rows = []
     for row in ROWS:
@@ -168,7 +169,7 @@ def _grid(found: Results, problem: Problem, steps: int, what: str, shown: Shown)
     return Table(_title(problem, steps, what), _heads(columns), rows)
 
 
-def _title(problem: Problem, steps: int, what: str) -> str:
+def _title(problem: StudyProblem, steps: int, what: str) -> str:
     return f"{problem.label}, {steps} local steps a round: {what}"
 
 
@@ -176,7 +177,7 @@ def _heads(columns: Sequence[int]) -> list[str]:
     return ["", *(f"{percent} %" for percent in columns)]
 
 
-def _scores(found: Results, problem: Problem, steps: int, model: str) -> Table:
+def _scores(found: Results, problem: StudyProblem, steps: int, model: str) -> Table:
     columns, rows = percents(found, problem, steps), []
     for row in ROWS:
         if row == FULL:
@@ -211,7 +212,7 @@ def _mark(difference: Mean | None) -> str:
 
 
 def _pair(part: str, first: str, second: str) -> Shown:
-    """Two figures of a cell, means over seeds."""
+    """Two numbers of a cell, means over seeds."""
 
     def shown(result: Result) -> str:
         values = [result.get(part, {}).get(key) for key in (first, second)]
@@ -228,7 +229,7 @@ def _figure(value: float | list[float]) -> str:
     return f"{mean:.3g}" if abs(mean) < 1000 else f"{mean:,.0f}"
 
 
-def _costs(found: Results, problem: Problem, steps: int) -> Table:
+def _costs(found: Results, problem: StudyProblem, steps: int) -> Table:
     columns, rows = percents(found, problem, steps), []
     for row in CURVED[1:]:
         for what, called in costs(found).items():
@@ -264,7 +265,7 @@ def ablation(found: Results) -> list[Table]:
             difference = gap(mine, found.get((DEFAULT, column), {}))
             cells.append(_score(mine, "personal"))
             if difference is not None:
-                cells[-1] += f" ({said(difference)}{_mark(difference)})"
+                cells[-1] += f" ({format_mean(difference)}{_mark(difference)})"
         rows.append([row.removeprefix(VARIANT), *cells])
     if not rows:
         return []

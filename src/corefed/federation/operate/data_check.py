@@ -17,7 +17,7 @@ def main() -> int:
     from corefed.federation.reading import local_data
 
     try:
-        place = folder.Client.from_environment().place()
+        place = folder.ClientFolder.from_environment().place()
         device_for(place.device)
         data = local_data.read(
             place.data,

@@ -17,8 +17,9 @@ from typing import Any, cast
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from corefed.federation import records, wire
-from corefed.federation.engine.patching import replace
+from corefed.federation import wire
+from corefed.federation.engine.patches import replace
+from corefed.federation.flower import records
 from corefed.federation.protocol import ENVELOPE, Kind, Reply, Task
 
 TYPES: dict[Kind, str] = {"join": "query", "train": "train", "evaluate": "evaluate"}
@@ -169,7 +170,6 @@ def bounded_pulls(link: FlowerLink) -> Iterator[None]:
     function, to which a counter is added here.
     """
     from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_objects
-    from flwr.superlink.grid import http_grid
 
     def bounded(object_ids: list[str], pull_object_fn: Any, **options: Any) -> dict[str, bytes]:
         taken = 0
@@ -185,8 +185,8 @@ def bounded_pulls(link: FlowerLink) -> Iterator[None]:
 
         return pull_objects(object_ids, pull, **options)
 
-    replace(http_grid, pull_objects=bounded)
+    replace("superlink.grid.http_grid", pull_objects=bounded)
     try:
         yield
     finally:
-        replace(http_grid, pull_objects=pull_objects)
+        replace("superlink.grid.http_grid", pull_objects=pull_objects)

@@ -1,16 +1,16 @@
-"""Ways to choose a coreset, compared by what is trained on it: the runs of `bench selectors`.
+"""What `bench selectors` trains: problems, fractions, numbers of local steps, selectors.
 
 Of every problem, at every fraction and number of local steps: full data, the default of
-coreset-pfedbayes, random subsets, and of some the other selectors. Seeds are the same everywhere,
-so that a difference is taken seed by seed, and whatever is chosen anew is so at the same local
-steps: those of the default's budget (`selectors/renewal.py`). All seeds of a cell are trained
-together.
+coreset-pfedbayes, random subsets, and for some the other selectors. Seeds are the same everywhere,
+so that differences can be paired by seed. Whatever is reselected is reselected at the same local
+steps: those of the default's budget (`corefed/selectors/renewal.py`). All seeds of a cell are
+trained together.
 
-A cell that was stopped begins again, those that are finished are kept: 700 checkpoints and models
-of 50 clients would be a hundred gigabytes, and a cell takes minutes at most.
+A cell that was stopped begins again; finished ones are kept. Checkpoints and models of 700 cells
+with 50 clients would be a hundred gigabytes, and a cell takes minutes at most.
 
-`plan` and `alone` say what is to be trained, `cells.outcomes` trains it, `read` of
-`selectors_results.py` makes results of run folders, wherever they were trained.
+`plan` and `alone` say what is to be trained, `cells.outcomes` trains it, and `runs.read` makes
+results of run folders, wherever they were trained.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from corefed.base.errors import UserError
 from corefed.data import cifar, fetch, networks
-from corefed_studies.reproduce.cells import Cell, Flags
-from corefed_studies.reproduce.selectors_variations import ABLATED, ABLATION, Ablated
+from corefed_studies.reproduce.cells import Flags, StudyCell
+from corefed_studies.reproduce.selectors.variations import ABLATED, ABLATION, Ablated
 
 FULL, DEFAULT = "full data", "default"
 REDRAWN, ONCE = "random, redrawn", "random, once"
@@ -57,10 +57,10 @@ VARIANT = "variant "
 
 PERCENTS = (1, 5, 10, 30, 50)
 ROUNDS = {20: 100, 150: 14}
-"""Local steps a round -> rounds: about as many steps in all."""
+"""Local steps per round -> rounds: about as many steps in total."""
 
 
-class Problem(NamedTuple):
+class StudyProblem(NamedTuple):
     """Data, network and prior, and how much of the study it has."""
 
     name: str  # a word, of files and columns
@@ -74,8 +74,8 @@ class Problem(NamedTuple):
     within: float | None = None  # points of full data that 10 % should be within
 
 
-class Scale(NamedTuple):
-    problems: tuple[Problem, ...]
+class SelectorScale(NamedTuple):
+    problems: tuple[StudyProblem, ...]
     seeds: tuple[int, ...]
     evaluations: int  # of a run, about
     alone: tuple[tuple[str, int, int], ...] = ()
@@ -85,14 +85,16 @@ class Scale(NamedTuple):
     ablated: tuple[Ablated, ...] = ()
 
 
-def _shards(data: str, size: str, label: str) -> Problem:
+def _shards(data: str, size: str, label: str) -> StudyProblem:
     flags: Flags = {"data": data, "partition": f"shards-{size}", "zeta": 1.0}
     short = data.removesuffix("-mnist")
     others = OTHERS if size == "medium" else ()
-    return Problem(f"{short}-{size}", f"{label}, shards-{size}", flags, others=others, within=0.5)
+    return StudyProblem(
+        f"{short}-{size}", f"{label}, shards-{size}", flags, others=others, within=0.5
+    )
 
 
-CIFAR = Problem(
+CIFAR = StudyProblem(
     "cifar10",
     "CIFAR-10, shards-large, 4 clients",
     # sigma = 0.018 at the start, as in Table 1: more noise drowns what 576 inputs say.
@@ -101,14 +103,14 @@ CIFAR = Problem(
     rounds={20: 40, 150: 6},
     within=2.0,
 )  # fmt: skip
-CHEST = Problem(
+CHEST = StudyProblem(
     "chest-xray",
     "chest X-ray embeddings",
     {"data": "image-folder:chest-xray", "partition": "shared-normal", "clients": 2,
      "scale": "standard", "zeta": 10.0},
     others=OTHERS,
 )  # fmt: skip
-HOUSING = Problem(
+HOUSING = StudyProblem(
     "housing",
     "California housing, regression",
     {"data": "table:housing/california_housing.csv", "target": "median_house_value",
@@ -122,7 +124,7 @@ ALONE = (
 
 QUICK_ROUNDS = {20: 20, 100: 4}
 SCALES = {
-    "paper": Scale(
+    "paper": SelectorScale(
         (
             _shards("mnist", "medium", "MNIST"),
             _shards("mnist", "large", "MNIST"),
@@ -134,10 +136,10 @@ SCALES = {
         ),
         (0, 1, 2, 3, 4), 12, ALONE, ABLATION, ABLATED,
     ),
-    "quick": Scale(
+    "quick": SelectorScale(
         (
-            Problem("digits", "digits", {"data": "digits"}, QUICK_ROUNDS, (5, 30)),
-            Problem(
+            StudyProblem("digits", "digits", {"data": "digits"}, QUICK_ROUNDS, (5, 30)),
+            StudyProblem(
                 "hoelder", "a Hölder function, regression",
                 {"data": "synthetic-hoelder:points=400,test=400", "clients": 4, "noise": 0.3},
                 QUICK_ROUNDS, (5, 30),
@@ -177,12 +179,12 @@ HERE = "this machine"
 """In place of a machine's name, while a run that is timed is still to be made."""
 
 
-def plan(scale: str, problems: Sequence[str] = ()) -> list[Cell]:
+def plan(scale: str, problems: Sequence[str] = ()) -> list[StudyCell]:
     """Every run but those that are timed alone, of all problems or of those named."""
     return [cell for cell in _plan(SCALES[scale]) if _wanted(cell, problems)]
 
 
-def alone(scale: str, problems: Sequence[str] = ()) -> list[Cell]:
+def alone(scale: str, problems: Sequence[str] = ()) -> list[StudyCell]:
     """Runs to be timed one after the other."""
     setting = SCALES[scale]
     named = {problem.name: problem for problem in setting.problems}
@@ -190,17 +192,17 @@ def alone(scale: str, problems: Sequence[str] = ()) -> list[Cell]:
     for name, percent, steps in setting.alone:
         for row in TIMED:
             spot = Spot(name, 100 if row == FULL else percent, steps, HERE)
-            cell = Cell(row, str(spot), _flags(setting, named[name], spot, ROWS[row]))
+            cell = StudyCell(row, str(spot), _flags(setting, named[name], spot, ROWS[row]))
             if cell not in found and _wanted(cell, problems):
                 found.append(cell)
     return found
 
 
-def _plan(setting: Scale) -> Iterator[Cell]:
+def _plan(setting: SelectorScale) -> Iterator[StudyCell]:
     for problem in setting.problems:
         for row, percent, steps in _spots(problem):
             spot = Spot(problem.name, percent, steps)
-            yield Cell(row, str(spot), _flags(setting, problem, spot, ROWS[row]))
+            yield StudyCell(row, str(spot), _flags(setting, problem, spot, ROWS[row]))
     named = {problem.name: problem for problem in setting.problems}
     for place in setting.ablated:
         spot = Spot(place.problem, place.percent, place.steps)
@@ -208,10 +210,10 @@ def _plan(setting: Scale) -> Iterator[Cell]:
             if not place.labels or label in place.labels:
                 varied = {**ROWS[DEFAULT], "refresh_every": place.refresh_every, **own}
                 flags = _flags(setting, named[place.problem], spot, varied)
-                yield Cell(f"{VARIANT}{label}", str(spot), flags)
+                yield StudyCell(f"{VARIANT}{label}", str(spot), flags)
 
 
-def _spots(problem: Problem) -> Iterator[tuple[str, int, int]]:
+def _spots(problem: StudyProblem) -> Iterator[tuple[str, int, int]]:
     """(row, percent, local steps) of all that a problem has, what matters most first."""
     for steps in problem.rounds:
         yield FULL, 100, steps
@@ -224,7 +226,7 @@ def _spots(problem: Problem) -> Iterator[tuple[str, int, int]]:
                 yield row, percent, steps
 
 
-def _wanted(cell: Cell, problems: Sequence[str]) -> bool:
+def _wanted(cell: StudyCell, problems: Sequence[str]) -> bool:
     return not problems or spot_of(cell.column).problem in problems
 
 
@@ -232,7 +234,7 @@ SHARED = ("fraction", "seeds", "local_steps", "rounds", "evaluate_every", "check
 """Flags of a cell that follow from its column and scale."""
 
 
-def _flags(setting: Scale, problem: Problem, spot: Spot, own: Flags) -> Flags:
+def _flags(setting: SelectorScale, problem: StudyProblem, spot: Spot, own: Flags) -> Flags:
     rounds = problem.rounds[spot.steps]
     return {
         **problem.flags,
@@ -246,20 +248,22 @@ def _flags(setting: Scale, problem: Problem, spot: Spot, own: Flags) -> Flags:
     }
 
 
-def problem_of(name: str) -> Problem:
+def problem_of(name: str) -> StudyProblem:
     """The problem of that name; a bare one for a name that is in no plan any more."""
     every = (problem for scale in SCALES.values() for problem in scale.problems)
-    return next((problem for problem in every if problem.name == name), Problem(name, name, {}))
+    return next(
+        (problem for problem in every if problem.name == name), StudyProblem(name, name, {})
+    )
 
 
-def place_of(problem: Problem) -> tuple[int, str]:
+def place_of(problem: StudyProblem) -> tuple[int, str]:
     """Where a problem stands among the others, for sorting."""
     every = [each.name for scale in SCALES.values() for each in scale.problems]
     known = problem.name in every
     return every.index(problem.name) if known else len(every), problem.name
 
 
-def absent(problem: Problem) -> str:
+def absent(problem: StudyProblem) -> str:
     """Why a problem cannot be trained on here, as a sentence; empty if it can.
 
     Sets that a user must have brought; MNIST and Fashion-MNIST are fetched where they are missing.

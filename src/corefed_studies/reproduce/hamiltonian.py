@@ -1,8 +1,9 @@
-"""Hamiltonian Monte Carlo of a small regression, to say how good its Laplace posterior is.
+"""Hamiltonian Monte Carlo for a small regression, to say how good its Laplace posterior is.
 
-Positions are z with theta = m + L z, N(m, L L^T) the Laplace posterior: where it is right the
-target is a standard normal, so that one step size serves every problem. All chains move together,
-a chain a row; a trajectory's steps are jittered, lest it return to where it began.
+Positions are z with theta = m + L z, where N(m, L L^T) is the Laplace posterior. Where that is
+right the target is a standard normal, so one step size serves every problem. All chains move
+together, one row per chain. Step sizes are jittered, so that a trajectory does not return to its
+start.
 """
 
 from __future__ import annotations

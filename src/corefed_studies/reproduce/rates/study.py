@@ -1,12 +1,12 @@
 """The error of personal posteriors against the number of points, beside the rate of Theorem 2.
 
 Clients have regression functions of smoothness beta on data of dimension Lambda inside R^s_0
-(`data/hoelder.py`), networks of L = 2 hidden layers with T = C_1 n^(Lambda / (2 beta + Lambda))
-parameters, as the proof has it; C_1 makes it 600 at n = 1000. PFedBayes trains on n points,
-CoreSet-PFedBayes and random subsets on n_k of them, n_k = n / 5 at every n and several n_k at the
-largest. Every run is a cell as those of the tables; what is measured of its posteriors, with the
-truth known (`posterior_errors.py`), lies beside it in errors.json. A Gaussian process of the right
-smoothness says what the data allow (`yardstick.py`).
+(`corefed/data/hoelder.py`). Networks have L = 2 hidden layers with
+T = C_1 n^(Lambda / (2 beta + Lambda)) parameters, as in the proof; C_1 makes it 600 at n = 1000.
+PFedBayes trains on n points, CoreSet-PFedBayes and random subsets on n_k of them: n_k = n / 5 at
+every n, and several n_k at the largest. Every run is a cell, as in the tables. What is measured of
+its posteriors (`posterior_errors.py`) is beside it in errors.json. A Gaussian process of the right
+smoothness shows what the data allow (`yardstick.py`).
 
 Steps, batch, draws and learning rate were chosen on seeds 100 to 103, which are not among those
 shown.
@@ -24,9 +24,10 @@ from corefed.base import files
 from corefed.base.progress import track
 from corefed.data import hoelder
 from corefed.training import record
-from corefed_studies.reproduce import cells, posterior_errors, rates_picture, rates_shown, yardstick
-from corefed_studies.reproduce.cells import MATCHING, Cell, Flags
-from corefed_studies.reproduce.rates_shown import CORESET, FRACTION, FULL, ONCE, PROCESS, REDRAWN
+from corefed_studies.reproduce import cells
+from corefed_studies.reproduce.cells import MATCHING, Flags, StudyCell
+from corefed_studies.reproduce.rates import picture, posterior_errors, slopes, yardstick
+from corefed_studies.reproduce.rates.slopes import CORESET, FRACTION, FULL, ONCE, PROCESS, REDRAWN
 from corefed_studies.reproduce.results import Results
 from corefed_studies.reproduce.tables import Options, show
 from corefed_studies.theory.quantities import proof_parameters, width_for
@@ -38,8 +39,8 @@ PARAMETERS = 600.0
 """T at n = 1000, whatever beta and Lambda: it sets C_1."""
 
 
-class Scale(NamedTuple):
-    """How much of it."""
+class RateScale(NamedTuple):
+    """How much of the study is run."""
 
     problems: tuple[tuple[float, int], ...]  # (beta, Lambda)
     sizes: tuple[int, ...]  # n
@@ -47,20 +48,20 @@ class Scale(NamedTuple):
     seeds: tuple[int, ...]
     rounds: int
     batch: int
-    draws: int  # of the weights, a step
+    draws: int  # of the weights, per step
 
 
 SCALES = {
-    "quick": Scale(
+    "quick": RateScale(
         ((1.0, 1), (1.0, 2)), (125, 250, 500, 1000), (0.1, 0.5), (0, 1, 2), 40, 100, 1
     ),
-    "paper": Scale(
+    "paper": RateScale(
         ((0.5, 1), (1.0, 1), (1.0, 2), (2.0, 2), (1.0, 4), (2.0, 4)),
         (250, 500, 1000, 2000, 4000), (0.05, 0.1, 0.5), tuple(range(10)), 240, 500, 4,
     ),
 }  # fmt: skip
 CLIENTS, LOCAL_STEPS, RENEWED = 4, 50, 200
-"""Clients of a seed, steps of a round, and steps after which a subset is chosen anew."""
+"""Clients per seed, steps per round, and steps after which a subset is reselected."""
 
 
 def reproduce(
@@ -71,11 +72,11 @@ def reproduce(
     def study() -> Results:
         return _study(SCALES[scale], folder, console, options.get("jobs", 0))
 
-    found = show(name, scale, folder, study, rates_shown.lay, options)
-    rates_picture.draw(found, folder / f"{name}.png")
+    found = show(name, scale, folder, study, slopes.make_tables, options)
+    picture.draw(found, folder / f"{name}.png")
 
 
-def _study(scale: Scale, folder: Path, console: Console, jobs: int) -> Results:
+def _study(scale: RateScale, folder: Path, console: Console, jobs: int) -> Results:
     """Train and measure what is missing; row and column -> metrics by seed."""
     planned = plan(scale)
     trained = cells.outcomes(planned, folder, console, jobs)
@@ -111,7 +112,7 @@ def _errors(place: Path) -> dict[str, list[float]]:
 # --- the runs -------------------------------------------------------------------------------------
 
 
-def plan(scale: Scale) -> list[Cell]:
+def plan(scale: RateScale) -> list[StudyCell]:
     """Every run, those of the largest n first."""
     found = []
     for beta, dimension in scale.problems:
@@ -126,7 +127,9 @@ def plan(scale: Scale) -> list[Cell]:
     return found
 
 
-def _cell(scale: Scale, row: str, beta: float, dimension: int, n: int, fraction: float) -> Cell:
+def _cell(
+    scale: RateScale, row: str, beta: float, dimension: int, n: int, fraction: float
+) -> StudyCell:
     own: dict[str, Flags] = {
         FULL: {"method": "pfedbayes"},
         CORESET: {
@@ -158,7 +161,7 @@ def _cell(scale: Scale, row: str, beta: float, dimension: int, n: int, fraction:
     if row != FULL:
         flags["fraction"] = fraction
     k = round(fraction * n)
-    return Cell(row, column_of(beta, dimension, n, k), flags)
+    return StudyCell(row, column_of(beta, dimension, n, k), flags)
 
 
 def _setting(beta: float, dimension: int, n: int) -> hoelder.Setting:
@@ -177,7 +180,7 @@ def column_of(beta: float, dimension: int, n: int, k: int) -> str:
     return f"beta {beta:g} dimension {dimension} n {n} k {k}"
 
 
-def _about(cell: Cell) -> dict[str, Any]:
+def _about(cell: StudyCell) -> dict[str, Any]:
     setting = hoelder.parse(str(cell.flags["data"]))
     k = round(float(str(cell.flags.get("fraction", 1.0))) * setting.points)
     return {"beta": setting.beta, "dimension": setting.dimension, "n": setting.points, "k": k}

@@ -1,8 +1,8 @@
-"""What the figures of `bench selectors` say: paired differences, counts of them, costs to a target.
+"""What the numbers of `bench selectors` show: paired differences, their counts, costs to a target.
 
-Up is better everywhere: an accuracy's difference is in points, an RMSE's is by how many percent of
-the other's it is smaller. Seeds share splits, initial weights and minibatches, so differences are
-taken seed by seed, and Student's t gives an interval for their mean.
+Up is better everywhere. A difference in accuracy is in points; in RMSE it is by how many percent
+the RMSE is smaller. Seeds share splits, initial weights and minibatches, so differences are paired
+by seed, and Student's t gives an interval for their mean.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from corefed.show.page.paired import holm
 from corefed_studies.reproduce.results import Result, Results
-from corefed_studies.reproduce.selectors import FULL, Spot, spot_of
+from corefed_studies.reproduce.selectors.study import FULL, Spot, spot_of
 
 SURE = 0.05
 """One less the level of intervals, and the family-wise level of Holm's correction."""
@@ -44,7 +44,7 @@ class Mean(NamedTuple):
 
 
 def mean_of(each: Sequence[float]) -> Mean:
-    """Of independent values, one a seed."""
+    """Of independent values, one per seed."""
     from scipy.stats import t
 
     values = np.asarray(each, float)

@@ -1,9 +1,6 @@
-"""The Flower runtime: `client_app` and `server_app`.
+"""`client_app` and `server_app`: the two halves of a federation as Flower runs them.
 
-Flower carries messages and starts processes; what is trained, checked and kept is decided in
-`corefed.federation`. How tasks and replies become Flower's messages is `records.py`, how the server
-waits for them `flower_link.py`. Flower starts a process a message, so nothing heavy is imported
-before a message asks for it.
+Flower starts a process per message, so nothing heavy is imported before a message asks for it.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from corefed.federation import records
+from corefed.federation.flower import records
 
 if TYPE_CHECKING:
     from corefed.federation.client import Place
@@ -43,14 +40,14 @@ def _answer(message: Message) -> Message:
     from corefed.federation.operate import folder
 
     try:
-        place = folder.Client.from_environment().place()
+        place = folder.ClientFolder.from_environment().place()
     except Exception:  # Flower would send its text, which names paths, to the server
         traceback.print_exc()
         raise RuntimeError("it cannot read its own folder; its own log says why") from None
-    return answered(message, place)
+    return answer_message(message, place)
 
 
-def answered(message: Message, place: Place) -> Message:
+def answer_message(message: Message, place: Place) -> Message:
     """A client's reply to a message of the server."""
     from corefed.federation import client
 
@@ -61,10 +58,10 @@ def answered(message: Message, place: Place) -> Message:
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
     from corefed.federation import server
-    from corefed.federation.flower_link import FlowerLink, bounded_pulls
+    from corefed.federation.flower.link import FlowerLink, bounded_pulls
     from corefed.federation.operate import folder
 
-    here = folder.Server.from_environment()
+    here = folder.ServerFolder.from_environment()
     path = here.run_folder(str(context.run_config.get("run", "")))
     link = FlowerLink(
         grid, here.keys(), here.rules.max_message_mb, here.bound_messages, here.turned_away

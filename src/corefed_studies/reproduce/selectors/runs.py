@@ -1,9 +1,9 @@
 """From the run folders of `bench selectors` to a result file that is small enough to be committed.
 
-Of every cell: metrics by seed, figures of its coresets, costs, where it was trained, and of a few
+For every cell: metrics by seed, numbers of its coresets, costs, where it was trained, and for a few
 rows the learning curve. Seconds are those of training, all seeds together; examples are of one
-seed, all clients. Flags are those that tell a row from full data, in its first column of a problem,
-and all of full data's and of variations.
+seed, all clients. Flags are kept where they tell a row from full data, in the first column of a
+problem; full data and variations keep all of theirs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from corefed.base.errors import UserError
 from corefed.settings import config
 from corefed.training import record
 from corefed.training.record import Line
-from corefed_studies.reproduce.cells import ELSEWHERE, Cell, Flags, Outcome, place_of
+from corefed_studies.reproduce.cells import ELSEWHERE, CellOutcome, Flags, StudyCell, place_of
 from corefed_studies.reproduce.results import Result, Results
-from corefed_studies.reproduce.selectors import FULL, ROWS, SHARED, TIMED, problem_of, spot_of
+from corefed_studies.reproduce.selectors.study import FULL, ROWS, SHARED, TIMED, problem_of, spot_of
 
 METRICS = {
     "personal_accuracy": 5, "global_accuracy": 5, "personal_rmse": 5, "global_rmse": 5,
@@ -29,7 +29,7 @@ METRICS = {
 FIGURES = ("held_out_error", "refreshes")
 
 
-def read(cells: Sequence[Cell], folder: Path) -> Results:
+def read(cells: Sequence[StudyCell], folder: Path) -> Results:
     """The results of cells that are finished in a folder, wherever they were trained.
 
     Needs neither data nor the device of the runs. One with other settings is refused.
@@ -40,11 +40,11 @@ def read(cells: Sequence[Cell], folder: Path) -> Results:
         if (place / record.SUMMARY).exists():
             summary, lines = record.read(place)
             _refuse_others(cell, place, summary["config"])
-            found |= results_of(cell, Outcome(summary, lines))
+            found |= results_of(cell, CellOutcome(summary, lines))
     return found
 
 
-def _refuse_others(cell: Cell, place: Path, there: dict[str, Any]) -> None:
+def _refuse_others(cell: StudyCell, place: Path, there: dict[str, Any]) -> None:
     """What is left to the machine or the data may differ; defaults of settings may not."""
     here = config.to_dict(config.resolve(flags=cell.flags))
     free = {key for key, value in here.items() if key in ELSEWHERE or value in ("auto", "")}
@@ -56,7 +56,7 @@ def _refuse_others(cell: Cell, place: Path, there: dict[str, Any]) -> None:
         )
 
 
-def results_of(cell: Cell, outcome: Outcome) -> Results:
+def results_of(cell: StudyCell, outcome: CellOutcome) -> Results:
     """A cell as the result file has it: small, since there are hundreds."""
     if outcome.failure:
         return {(cell.row, cell.column): {"failure": outcome.failure}}
@@ -80,7 +80,7 @@ def results_of(cell: Cell, outcome: Outcome) -> Results:
     return {(cell.row, str(spot)): result}
 
 
-def _telling(cell: Cell) -> Flags:
+def _telling(cell: StudyCell) -> Flags:
     spot = spot_of(cell.column)
     problem = problem_of(spot.problem)
     if cell.row in ROWS and cell.row != FULL and spot.percent != min(problem.percents):

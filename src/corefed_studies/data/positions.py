@@ -7,7 +7,7 @@ A file is one of
   Registry's price-paid file as it is published (no header, 16 columns) or one with a header.
 
 Rows without a positive price or a known position are dropped and counted. Everything else that is
-not as expected is an error: a price-paid file with a column shifted must not become a picture.
+not as expected is an error: a price-paid file with a shifted column must not become a picture.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Positions(NamedTuple):
     dropped: int  # rows without a positive price or a known position
 
 
-Row = tuple[float, float, float]  # longitude, latitude, price; NaN where missing
+Sale = tuple[float, float, float]  # longitude, latitude, price; NaN where missing
 
 
 def load(
@@ -79,7 +79,7 @@ def find(relative: str, data_dir: Path | None) -> Path:
     )
 
 
-def _checked(name: str, path: Path, rows: Sequence[Row] | np.ndarray) -> Positions:
+def _checked(name: str, path: Path, rows: Sequence[Sale] | np.ndarray) -> Positions:
     """Drop what is missing, refuse what is wrong."""
     table = torch.as_tensor(np.asarray(rows, dtype=np.float64)).reshape(-1, 3)
     where, price = table[:, :2], table[:, 2]
@@ -98,7 +98,7 @@ def _checked(name: str, path: Path, rows: Sequence[Row] | np.ndarray) -> Positio
 
 
 def _array_rows(path: Path) -> np.ndarray:
-    """[n, 3] in the order of `Row`. Sizes are read before the numbers are."""
+    """[n, 3] in the order of `Sale`. Sizes are read before the numbers are."""
     found = arrays.headers(path)
     if len(found) != 1:
         raise UserError(f"{path} holds {len(found)} arrays; save just one [n, 3].")
@@ -117,7 +117,7 @@ def _array_rows(path: Path) -> np.ndarray:
 # --- CSV ------------------------------------------------------------------------------------------
 
 
-def _csv_rows(path: Path, postcodes: Path | None) -> Iterator[Row]:
+def _csv_rows(path: Path, postcodes: Path | None) -> Iterator[Sale]:
     lines = _csv_lines(path)
     try:
         first = next(lines)

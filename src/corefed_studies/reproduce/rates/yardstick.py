@@ -1,9 +1,9 @@
 """What the data of a rate study allow: a Gaussian process of the right smoothness on all points.
 
 A Matern process of smoothness beta learns beta-smooth functions on a surface of dimension Lambda at
-the rate n^(-2 beta / (2 beta + Lambda)), whatever R^s_0 it lies in. Its scales are fitted by the
-marginal likelihood on the smallest n and kept, the noise is the true one; so its error against n
-says how hard these functions are at these n, where rates need not hold yet. One client a seed.
+the rate n^(-2 beta / (2 beta + Lambda)), whatever R^s_0 contains it. Its scales are fitted by the
+marginal likelihood on the smallest n and kept; the noise is the true one. So its error against n
+shows how hard these functions are at these n, where rates need not hold yet. One client per seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A picture of every problem of `bench selectors`: what a fraction gives, and at what cost."""
+"""One picture per problem of `bench selectors`: accuracy by fraction, and by cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from corefed.base.panels import panels
 from corefed_studies.reproduce.results import Results
-from corefed_studies.reproduce.selectors import (
+from corefed_studies.reproduce.selectors.report import at, local_steps, percents, unit
+from corefed_studies.reproduce.selectors.study import (
     CURVED,
     DEFAULT,
     FULL,
@@ -16,10 +17,9 @@ from corefed_studies.reproduce.selectors import (
     ONCE,
     REDRAWN,
     ROWS,
-    Problem,
+    StudyProblem,
 )
-from corefed_studies.reproduce.selectors_shown import at, local_steps, percents, unit
-from corefed_studies.reproduce.selectors_verdicts import Mean, mean_of, passes, scores
+from corefed_studies.reproduce.selectors.verdicts import Mean, mean_of, passes, scores
 
 
 class Style(NamedTuple):
@@ -48,7 +48,7 @@ TENTH = 10
 """The percentage of the panel of time, or the nearest to it that there is."""
 
 
-def draw(found: Results, problem: Problem, path: Path) -> None:
+def draw(found: Results, problem: StudyProblem, path: Path) -> None:
     """One panel for each number of local steps, then the learning curves over seconds."""
     steps = local_steps(found, problem)
     figure, axes = panels(len(steps) + 1)
@@ -68,7 +68,7 @@ def draw(found: Results, problem: Problem, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _fractions(axis: Any, found: Results, problem: Problem, steps: int) -> None:
+def _fractions(axis: Any, found: Results, problem: StudyProblem, steps: int) -> None:
     """The metric against the percentage; bands are 95 % intervals."""
     shown = percents(found, problem, steps)
     inside: list[float] = []
@@ -111,7 +111,7 @@ def _limits(axis: Any, inside: Sequence[float]) -> None:
         axis.set_ylim(low - room, high + room)
 
 
-def _learning(axis: Any, found: Results, problem: Problem, steps: int) -> None:
+def _learning(axis: Any, found: Results, problem: StudyProblem, steps: int) -> None:
     """Learning curves of a tenth, named where they end."""
     shown = percents(found, problem, steps)
     percent = min(shown, key=lambda p: abs(p - TENTH), default=TENTH)

@@ -1,4 +1,4 @@
-"""What `bench selectors` has to show, line by line, and what the results say of it."""
+"""What `bench selectors` set out to show, line by line, and whether the results show it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from corefed_studies.pages import Table
 from corefed_studies.reproduce.results import Results
-from corefed_studies.reproduce.selectors import (
+from corefed_studies.reproduce.selectors.study import (
     DEFAULT,
     FRUGAL,
     FULL,
@@ -18,7 +18,7 @@ from corefed_studies.reproduce.selectors import (
     Spot,
     problem_of,
 )
-from corefed_studies.reproduce.selectors_verdicts import (
+from corefed_studies.reproduce.selectors.verdicts import (
     Compared,
     Mean,
     Saving,
@@ -33,7 +33,7 @@ TENTH, HALF = 10, 50
 WORST = 6
 """Cells that a line names, at most."""
 
-Row = tuple[str, str, str]
+AimRow = tuple[str, str, str]
 """What was to be shown, what was measured, whether that is reached."""
 
 
@@ -57,13 +57,13 @@ def named(spot: Spot) -> str:
     return f"{spot.problem} {spot.percent} %, {spot.steps} steps"
 
 
-def said(mean: Mean) -> str:
+def format_mean(mean: Mean) -> str:
     """+0.12 ± 0.05; a single seed has no interval."""
     value = f"{mean.value:+.2f}"
     return value if math.isnan(mean.half) else f"{value} ± {mean.half:.2f}"
 
 
-def _against_random(found: Results) -> list[Row]:
+def _against_random(found: Results) -> list[AimRow]:
     cells = compare(found, DEFAULT, REDRAWN)
     counts = count(cells)
     corrected = "with Holm's correction"
@@ -92,7 +92,7 @@ def _against_random(found: Results) -> list[Row]:
     return [level, above, never]
 
 
-def _tenth(found: Results) -> list[Row]:
+def _tenth(found: Results) -> list[AimRow]:
     """One line for each distance that problems ask for."""
     lines = []
     cells = compare(found, DEFAULT, FULL, TENTH)
@@ -101,7 +101,7 @@ def _tenth(found: Results) -> list[Row]:
         names = [problem_of(name).label for name, value in asked.items() if value == within]
         mine = [each for each in cells if asked.get(each.spot.problem) == within]
         good = sum(each.gap.value >= -within for each in mine)
-        listed = "; ".join(f"{named(each.spot)} {said(each.gap)}" for each in mine)
+        listed = "; ".join(f"{named(each.spot)} {format_mean(each.gap)}" for each in mine)
         lines.append(
             _row(
                 f"{TENTH} %: within {within:g} points of full data ({'; '.join(names)})",
@@ -113,7 +113,7 @@ def _tenth(found: Results) -> list[Row]:
     return lines
 
 
-def _half(found: Results) -> Row:
+def _half(found: Results) -> AimRow:
     cells = compare(found, DEFAULT, FULL, HALF)
     counts = count(cells)
     return _row(
@@ -127,12 +127,12 @@ def _half(found: Results) -> Row:
 def _worst(cells: Sequence[Compared]) -> str:
     """The cells that are below, the worst first."""
     below = sorted((each for each in cells if each.gap.below), key=lambda each: each.gap.value)
-    words = [f"{named(each.spot)} {said(each.gap)}" for each in below[:WORST]]
+    words = [f"{named(each.spot)} {format_mean(each.gap)}" for each in below[:WORST]]
     words += [f"{len(below) - WORST} more"] if len(below) > WORST else []
     return f": {'; '.join(words)}" if words else ""
 
 
-def _row(aim: str, cells: Sequence[object], measured: str, reached: bool) -> Row:
+def _row(aim: str, cells: Sequence[object], measured: str, reached: bool) -> AimRow:
     return (aim, measured, "yes" if reached else "no") if cells else (aim, "not measured", "-")
 
 
@@ -147,7 +147,7 @@ def rivals(found: Results) -> list[Table]:
         ranked = sorted(cells, key=lambda each: each.gap.value)
         level = counts.cells - counts.above - counts.below
         figures = map(str, (counts.cells, counts.above, level, counts.below))
-        ends = (f"{said(each.gap)} ({named(each.spot)})" for each in (ranked[0], ranked[-1]))
+        ends = (f"{format_mean(each.gap)} ({named(each.spot)})" for each in (ranked[0], ranked[-1]))
         rows.append([row, *figures, *ends])
     columns = ("", "cells", "default above", "level", "default below", "least", "most")
     note = "Differences of the default from the row, as above; level: the interval holds 0."
@@ -183,7 +183,7 @@ def _frugal(found: Results) -> list[tuple[str, list[Saving]]]:
     return lines
 
 
-def _cheaper(found: Results, what: str, cells: Sequence[Saving]) -> Row:
+def _cheaper(found: Results, what: str, cells: Sequence[Saving]) -> AimRow:
     """Reached where, for every problem and number of steps, some fraction is cheaper."""
     pairs = {(each.spot.problem, each.spot.steps) for each in cells}
     good = {(each.spot.problem, each.spot.steps) for each in cells if each.ratio > 1}

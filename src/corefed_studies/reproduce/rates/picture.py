@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from corefed_studies.reproduce.rates_shown import (
+from corefed_studies.reproduce.rates.slopes import (
     CORESET,
     FULL,
     ONCE,

@@ -1,9 +1,8 @@
 """Small regression sets of the Bayesian-coreset literature, one `.npz` each: X, y, Xt, yt.
 
-Every one of the six published files has its constant column already, the last one; a file without
-any gets one there, so that the intercept is always a coefficient like the others. Labels -1 / 1
-become 0 / 1. Features are left in the units they have. Only the 500 training points are used: a
-coreset stands in for the data, and is judged by their posterior.
+The six published files have a constant column, the last one. A file without one gets one there, so
+that the intercept is a coefficient like the others. Labels -1 / 1 become 0 / 1. Features keep their
+units. Only the 500 training points are used: a coreset is judged by their posterior.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from corefed.base import arrays
 from corefed.base.errors import UserError
-from corefed_studies.positions import find
+from corefed_studies.data.positions import find
 
 SETS = {
     "phishing": "logistic",

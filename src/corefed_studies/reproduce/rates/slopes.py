@@ -1,8 +1,8 @@
 """Slopes of errors in n and n_k, with confidence intervals, as tables.
 
-A slope is that of the least-squares line through log(error) against log(size), fitted for every
-seed alone; seeds have functions, points and networks of their own, so that their slopes are
-independent and Student's t gives an interval for the mean.
+A slope is that of the least-squares line through log(error) against log(size), fitted per seed.
+Seeds have their own functions, points and networks, so their slopes are independent, and Student's
+t gives an interval for the mean.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from corefed_studies import pages
-from corefed_studies.reproduce import posterior_errors, results
+from corefed_studies.reproduce import results
+from corefed_studies.reproduce.rates import posterior_errors
 from corefed_studies.reproduce.results import Result, Results
 from corefed_studies.theory.quantities import rate_exponent
 
@@ -27,7 +28,7 @@ FRACTION = 0.2
 SURE = 0.05
 """A difference with a smaller p is counted."""
 
-Problem = tuple[float, int]  # beta, Lambda
+RateProblem = tuple[float, int]  # beta, Lambda
 
 
 class Slope(NamedTuple):
@@ -53,11 +54,11 @@ def slope(sizes: Sequence[float], errors: Sequence[Sequence[float]]) -> Slope:
     return Slope(float(each.mean()), half)
 
 
-def problems(found: Results) -> list[Problem]:
+def problems(found: Results) -> list[RateProblem]:
     return list(dict.fromkeys((r["beta"], r["dimension"]) for r in found.values() if "beta" in r))
 
 
-def of(found: Results, row: str, problem: Problem) -> list[Result]:
+def cells_of(found: Results, row: str, problem: RateProblem) -> list[Result]:
     """The cells of a row for a problem, by n and n_k."""
     mine = [
         r
@@ -67,16 +68,16 @@ def of(found: Results, row: str, problem: Problem) -> list[Result]:
     return sorted(mine, key=lambda r: (r["n"], r["k"]))
 
 
-def along_n(found: Results, row: str, problem: Problem) -> list[Result]:
+def along_n(found: Results, row: str, problem: RateProblem) -> list[Result]:
     """Those where n changes, at one n_k / n."""
     whole = row in (FULL, PROCESS)
     fraction = 1.0 if whole else FRACTION
-    return [r for r in of(found, row, problem) if r["k"] == round(fraction * r["n"])]
+    return [r for r in cells_of(found, row, problem) if r["k"] == round(fraction * r["n"])]
 
 
-def along_k(found: Results, row: str, problem: Problem) -> list[Result]:
+def along_k(found: Results, row: str, problem: RateProblem) -> list[Result]:
     """Those of the largest n, where n_k changes."""
-    mine = of(found, row, problem)
+    mine = cells_of(found, row, problem)
     return [r for r in mine if r["n"] == mine[-1]["n"]]
 
 
@@ -89,7 +90,7 @@ def fitted_slope(cells: Sequence[Result], size: str, metric: str = "error") -> S
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def lay(found: Results) -> list[pages.Table]:
+def make_tables(found: Results) -> list[pages.Table]:
     tables = [_slopes_in_n(found), _slopes_in_k(found), _errors(found), _subsets(found)]
     tables.append(_against_random(found))
     tables += [_coverage(found, "f", "f(x), the truth"), _coverage(found, "y", "a new y")]
@@ -98,7 +99,7 @@ def lay(found: Results) -> list[pages.Table]:
     return [*tables[:-1], tables[-1]._replace(note=f"{tables[-1].note} {note}".strip())]
 
 
-def _called(problem: Problem) -> str:
+def _called(problem: RateProblem) -> str:
     return f"{problem[0]:g}, {problem[1]}"
 
 
@@ -106,10 +107,10 @@ def _slopes_in_n(found: Results) -> pages.Table:
     columns = ("beta, Lambda", "predicted", FULL, PROCESS, *SUBSETS)
     rows = []
     for problem in problems(found):
-        cells = [_said(fitted_slope(along_n(found, FULL, problem), "n"))]
+        cells = [_format_slope(fitted_slope(along_n(found, FULL, problem), "n"))]
         process = along_n(found, PROCESS, problem)
-        cells.append(_said(fitted_slope(process, "n", "mean")))
-        cells += [_said(fitted_slope(along_n(found, row, problem), "k")) for row in SUBSETS]
+        cells.append(_format_slope(fitted_slope(process, "n", "mean")))
+        cells += [_format_slope(fitted_slope(along_n(found, row, problem), "k")) for row in SUBSETS]
         rows.append([_called(problem), f"{-rate_exponent(*problem):.2f}", *cells])
     title = (
         f"Slope of log error in log n, and of subsets in log n_k with n_k = {FRACTION:g} n: "
@@ -123,12 +124,12 @@ def _slopes_in_k(found: Results) -> pages.Table:
     columns = ("beta, Lambda", "predicted", *SUBSETS)
     rows = []
     for problem in problems(found):
-        cells = [_said(fitted_slope(along_k(found, row, problem), "k")) for row in SUBSETS]
+        cells = [_format_slope(fitted_slope(along_k(found, row, problem), "k")) for row in SUBSETS]
         rows.append([_called(problem), f"{-rate_exponent(*problem):.2f}", *cells])
     return pages.Table(f"Slope of log error in log n_k, n = {largest} fixed", columns, rows)
 
 
-def _said(found: Slope | None) -> str:
+def _format_slope(found: Slope | None) -> str:
     return "-" if found is None else str(found)
 
 

@@ -1,4 +1,4 @@
-"""Variations of the default selector, one setting at a time: what `bench selectors` takes apart."""
+"""Variations of the default selector, one setting at a time: the ablation of `bench selectors`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A measurement in a process of its own, whose peak of memory is nobody else's."""
+"""Run a measurement in a subprocess, to isolate its peak memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 
-def measured(module: str, *arguments: str) -> dict[str, Any]:
-    """What `python -m module arguments` prints, as JSON; its last words if it fails."""
+def measure(module: str, *arguments: str) -> dict[str, Any]:
+    """What `python -m module arguments` prints, as JSON; the last line of its error if it fails."""
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,0 +1,1 @@
+"""Data sets that only the studies read: house prices with positions, small regression sets."""
