@@ -72,6 +72,11 @@ def width(columns: Sequence[Column]) -> int:
     return sum(column.width for column in columns)
 
 
+def features(columns: Sequence[Column]) -> tuple[str, ...]:
+    """Names of all features."""
+    return tuple(name for column in columns for name in column.features)
+
+
 def numbers(columns: Sequence[Column]) -> tuple[bool, ...]:
     """Of every feature, whether it is a number that is scaled."""
     found: list[bool] = []

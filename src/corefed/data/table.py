@@ -77,7 +77,6 @@ def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = 
         groups,
         labels=labels,
         notes=(*source.notes, *_notes(source, settings, profiles, rows, labels)),
-        columns=tuple(name for column in layout for name in column.features),
         group_names=names,
         layout=Layout(
             layout,

@@ -178,7 +178,7 @@ class Data:
     test_fraction: float = 0.2
     """Part kept for testing, of data without a test part of their own."""
     target: str = ""
-    """Of a table: the column to predict; empty takes the last one."""
+    """Of a table: the column to predict."""
 
 
 BOUNDS = {

@@ -179,12 +179,8 @@ def _renamed(dataset: Dataset, classes: Sequence[str]) -> Dataset:
 
 def fingerprint(data: LocalData) -> str:
     """Of the training points in their order, by which a client notices that they have changed."""
-    names = (name for column in _columns(data) for name in column.features)
+    names = columns.features(data.layout.columns) if data.layout else ()
     return digest.of({"x": data.x_train, "y": data.y_train}, *data.labels, *names)
-
-
-def _columns(data: LocalData) -> tuple[Column, ...]:
-    return data.layout.columns if data.layout else ()
 
 
 def describe(data: LocalData) -> dict[str, Any]:
