@@ -176,14 +176,14 @@ def heard() -> Iterator[None]:
 def test_ctrl_c_finishes_the_round_and_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner = rounds._round
+    inner = rounds.Simulation.train
 
     def interrupted(*arguments: object) -> object:
         signal.raise_signal(signal.SIGINT)
         return inner(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(rounds, "_round", interrupted)
+        patch.setattr(rounds.Simulation, "train", interrupted)
         result = corefed("run", *SMALL, "--set=checkpoint_every=9", "--out", tmp_path / "run")
     assert result.code == 130
     assert f"stopped after round 1; go on with: corefed run --resume {tmp_path}" in result.err
@@ -202,7 +202,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch: pytest.Monke
         signal.raise_signal(signal.SIGINT)
         raise AssertionError
 
-    monkeypatch.setattr(rounds, "_round", interrupted)
+    monkeypatch.setattr(rounds.Simulation, "train", interrupted)
     result = corefed("run", *SMALL, "--out", tmp_path / "run")
     assert result.code == 130
     assert "stopped inside a round; go on with" in result.err

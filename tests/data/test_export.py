@@ -42,13 +42,13 @@ def test_a_client_reads_what_a_simulation_deals(tmp_path: Path, spec: str, scale
         splits = partition.split(spec, dataset, 3, 4)
         (found,) = clients.federate(dataset, splits, scale="standard").preparations
         (mean,), (std,) = found.mean, found.std
-        assert (agreement.mean, agreement.std) == pytest.approx((mean, std), rel=1e-6)
-        agreement = dataclasses.replace(agreement, mean=mean, std=std)
+        assert (*agreement.mean, *agreement.std) == pytest.approx((mean, std), rel=1e-6)
+        agreement = dataclasses.replace(agreement, mean=(mean,), std=(std,))
     if spec != "labels:2":
         assert agreement.classes == simulated.labels
     for i, data in enumerate(own):
         for fitted, stacked in zip(
-            local_data.fit(data, agreement), (simulated.train, simulated.test), strict=True
+            local_data.fit(data, agreement)[:2], (simulated.train, simulated.test), strict=True
         ):
             n = int(stacked.size[i])
             assert fitted.x.dtype == torch.float32 and fitted.y.dtype == torch.int64
@@ -69,7 +69,7 @@ def test_a_regression_and_its_targets(tmp_path: Path) -> None:
     agreement = local_data.agree([local_data.describe(data) for data in own], (), "unit")
     assert agreement.classes == () and agreement.targets == simulated.targets
     for i, data in enumerate(own):
-        train, test = local_data.fit(data, agreement)
+        train, test, _ = local_data.fit(data, agreement)
         assert torch.equal(train.x[0], simulated.train.x[i][: train.x.shape[1]])
         assert torch.equal(train.y[0], simulated.train.y[i][: train.y.shape[1]])
         assert torch.equal(test.y[0], simulated.test.y[i][: test.y.shape[1]])

@@ -6,17 +6,16 @@ import csv
 import errno
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from commands import corefed
+from federation_calls import Call
 from federation_points import deal
 
 from corefed.federation import client, server
-from corefed.federation.protocol import Reply, Task
 from corefed.federation.rules import Rules
 from corefed.settings import config
 from corefed.training import fitted, record, rounds
@@ -25,22 +24,6 @@ FLAGS: dict[str, Any] = {
     "method": "coreset-pfedbayes", "data": "digits", "partition": "iid", "clients": 2,
     "keep": 0.3, "rounds": 2, "local_steps": 20, "fraction": 0.3, "hidden": "16",
 }  # fmt: skip
-
-
-class Call:
-    """A link that is a function call."""
-
-    def __init__(self, places: Mapping[str, client.Place]) -> None:
-        self.places = places
-
-    def online(self) -> set[str]:
-        return set(self.places)
-
-    def ask(self, tasks: Mapping[str, Task], deadline: float) -> dict[str, Reply | str]:
-        return {name: client.answer(task, self.places[name]) for name, task in tasks.items()}
-
-    def late(self) -> list[tuple[str, int]]:
-        return []
 
 
 def federate(folder: Path, device: str) -> dict[str, Any]:

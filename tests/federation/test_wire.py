@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corefed.base.types import Tree
+from corefed.data.columns import Column
 from corefed.federation import wire
 from corefed.federation.flower import records
 from corefed.federation.protocol import Agreement, Reply, Task
@@ -90,10 +91,15 @@ def test_differences_and_halves_are_restored() -> None:
     assert torch.equal(plain["v"], trained["v"])
 
 
-AGREEMENT = Agreement((1, 8, 8), ("no", "yes, perhaps é"), 0, 0.25, 1.5)
+AGREEMENT = Agreement((1, 8, 8), ("no", "yes, perhaps é"), 0, (0.25,), (1.5,))
+TABLES = Agreement(
+    (4,), (), 1, (0.25, 0.0, 0.0, 0.0), (1.5, 1.0, 1.0, 1.0),
+    columns=(Column("age", (), True), Column("sex", ("f", "m; é"))),
+    own_scale=True, target_mean=(0.5,), target_std=(2.0,),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("agreement", [None, AGREEMENT])
+@pytest.mark.parametrize("agreement", [None, AGREEMENT, TABLES])
 def test_tasks_through_flowers_records(agreement: Agreement | None) -> None:
     tree = {"v": torch.randn(2, 3), "clients": torch.tensor(2.0)}
     task = Task(

@@ -1,6 +1,4 @@
-"""Cells of tables, and CSV files row by row: what the strict reader of a federation's client
-(`federation/reading/table.py`) and the reader of a whole table (`table.py`) have in common.
-"""
+"""Cells of tables, and CSV files row by row."""
 
 from __future__ import annotations
 

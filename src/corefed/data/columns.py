@@ -5,19 +5,21 @@
     a category                  [c = a], [c = b], ...
     ... that some rows lack     [c = a], [c = b], ..., [c is missing]
 
-The layout is that of the whole file, so that every split of it has a network of the same size;
-numbers that depend on values are fixed on training points (`preparation.py`). A category that is
-not in the layout is all zeros.
+The layout is that of the whole file, so that every split of it has a network of the same size; in
+a federation it is what the sites agree on. Numbers that depend on values are fixed on training
+points (`preparation.py`). A category that is not in the layout is all zeros.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.data import sources
@@ -49,6 +51,13 @@ class Column:
         return (*own, f"{self.name} missing") if self.lacking else own
 
 
+def from_dicts(values: Iterable[Mapping[str, Any]]) -> tuple[Column, ...]:
+    """Columns as JSON has them."""
+    return tuple(
+        Column(each["name"], tuple(each["categories"]), each["lacking"]) for each in values
+    )
+
+
 class Layout(NamedTuple):
     """What a table is made of."""
 
@@ -63,12 +72,43 @@ def width(columns: Sequence[Column]) -> int:
     return sum(column.width for column in columns)
 
 
+def features(columns: Sequence[Column]) -> tuple[str, ...]:
+    """Names of all features."""
+    return tuple(name for column in columns for name in column.features)
+
+
 def numbers(columns: Sequence[Column]) -> tuple[bool, ...]:
     """Of every feature, whether it is a number that is scaled."""
     found: list[bool] = []
     for column in columns:
         found += [not column.categories] + [False] * (column.width - 1)
     return tuple(found)
+
+
+def parts(x: Tensor, columns: Sequence[Column]) -> dict[str, tuple[Column, Tensor]]:
+    """Every column by name, with its features [n, width]."""
+    pieces = x.split([column.width for column in columns], 1)
+    return {each.name: (each, piece) for each, piece in zip(columns, pieces, strict=True)}
+
+
+def relaid(x: Tensor, own: Sequence[Column], wanted: Sequence[Column]) -> Tensor:
+    """The features [n, width] that another layout of the same columns has.
+
+    Categories that the other layout lacks are all zeros in it.
+    """
+    known = parts(x, own)
+    never = x.new_zeros(len(x))
+    found: list[Tensor] = []
+    for column in wanted:
+        mine, piece = known[column.name]
+        if column.categories:
+            features = dict(zip(mine.categories, piece.unbind(1), strict=False))
+            found += [features.get(name, never) for name in column.categories]
+        else:
+            found.append(piece[:, 0])
+        if column.lacking:
+            found.append(piece[:, -1] if mine.lacking else never)
+    return torch.stack(found, 1)
 
 
 def encode(

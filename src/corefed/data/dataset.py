@@ -25,7 +25,6 @@ class Dataset(NamedTuple):
     labels: tuple[str, ...] = ()  # names of the classes; empty: their numbers
     keep_split: bool = False  # no partition may deal a held-out point for training
     notes: tuple[str, ...] = ()  # what whoever reads results should know, such as points left out
-    columns: tuple[str, ...] = ()  # names of the features in their order; empty: they have none
     group_names: tuple[str, ...] = ()  # of the natural clients; empty: they have none
     layout: Layout | None = None  # of a table, whose missing numbers are NaN in x
     embedding: str = ""  # of images: the frozen network they went through, or none

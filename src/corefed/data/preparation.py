@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from corefed.data.columns import Column
+from corefed.data.columns import Column, from_dicts
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,7 @@ class Preparation:
     def from_dict(cls, values: dict[str, Any]) -> Preparation:
         """What `to_dict` gave, also after a way through JSON."""
         given = {name: _tuples(value) for name, value in values.items()}
-        given["columns"] = tuple(
-            Column(**{name: _tuples(each) for name, each in one.items()})
-            for one in values.get("columns", ())
-        )
+        given["columns"] = from_dicts(values.get("columns", ()))
         given["clients"] = {
             name: Scale(tuple(each["mean"]), tuple(each["std"]))
             for name, each in values.get("clients", {}).items()

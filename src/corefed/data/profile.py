@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -151,9 +151,16 @@ _AGES = (
 )
 
 
-def as_feature(source: Source, own: Profile, categorical: bool) -> Column:
-    """A column as features; refused where it is neither a number nor a category."""
+def as_feature(source: Source, own: Profile, categorical: bool, partial: bool = False) -> Column:
+    """A column as features; refused where it is neither a number nor a category.
+
+    `partial`: the table is one site's part of a federation's. Other sites may have values where
+    this one has none. Its categories will be told to the server, so an identifier is refused even
+    where the experiment names it as categorical.
+    """
     name, where = own.name, f"Column {own.name!r} of {source.path}"
+    if not own.present and partial:
+        return Column(name, (), True)
     if not own.present:
         raise UserError(f"{where} is empty; leave it out by {_IGNORE.format(name)}.")
     if not categorical and not own.texts:
@@ -165,6 +172,8 @@ def as_feature(source: Source, own: Profile, categorical: bool) -> Column:
         return Column(name, (), own.missing > 0)
     if not categorical:
         _check_text(source, own, where)
+    elif partial and own.different:
+        _refuse_identifier(own, where)
     if not own.values or len(own.values) > MOST_CATEGORIES:
         count = str(len(own.values)) if own.values else f"more than {MOST_VALUES}"
         raise UserError(
@@ -191,7 +200,11 @@ def _check_text(source: Source, own: Profile, where: str) -> None:
             f"categorical={own.name}."
         )
     if own.different:
-        raise UserError(
-            f"{where} has other text in every row, such as {cell[:40]!r}, as an identifier has; "
-            f"leave it out by {_IGNORE.format(own.name)}."
-        )
+        _refuse_identifier(own, where)
+
+
+def _refuse_identifier(own: Profile, where: str) -> NoReturn:
+    raise UserError(
+        f"{where} has another value in every row, such as {next(iter(own.values), '')[:40]!r}, as "
+        f"an identifier has; leave it out by {_IGNORE.format(own.name)}."
+    )

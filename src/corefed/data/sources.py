@@ -65,8 +65,8 @@ def find(path: Path, memory_mb: int) -> Source:
 def _csv(path: Path) -> Source:
     with text.opened(path) as file:
         first = file.readline()
-    counts = {sign: len(next(csv.reader([first], delimiter=sign), [])) for sign in SEPARATORS}
-    sign = max(SEPARATORS, key=counts.__getitem__)  # the first of those with most columns
+    # The first of those with most columns.
+    sign = max(SEPARATORS, key=lambda sign: _number_of_cells(first, sign))
     with text.opened(path) as file:
         header = text.header_of(path, next(csv.reader(file, strict=True, delimiter=sign), []))
 
@@ -84,6 +84,13 @@ def _csv(path: Path) -> Source:
     said = {";": "semicolons", "\t": "tabs"}.get(sign)
     notes = (f"{path} is separated by {said}.",) if said else ()
     return Source(path, tuple(header), "line", blocks, {}, notes)
+
+
+def _number_of_cells(line: str, sign: str) -> int:
+    try:
+        return len(next(csv.reader([line], delimiter=sign), []))
+    except csv.Error:  # a cell is longer than any: the sign does not separate this line
+        return 1
 
 
 # --- Parquet --------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""A whole federation in one table: a row a point, a column to predict, perhaps one of clients.
+"""A table: one row per point, a column to predict, perhaps a column of clients.
 
-Read twice: once to know what the columns are (`profile.py`), once to fill an array of features
-(`columns.py`) whose size is known then, and checked. Features stand in alphabetical order of their
-columns' names, so that the order in the file does not matter.
+It holds a whole federation, or one site's part of it (`partial`). It is read twice: once to know
+what the columns are (`profile.py`), once to fill an array of features (`columns.py`) whose size is
+known then, and checked. Features stand in alphabetical order of their columns' names, so that the
+order in the file does not matter.
 """
 
 from __future__ import annotations
@@ -40,17 +41,20 @@ class Settings(NamedTuple):
     missing: str = "impute"
     task: str = "auto"
     smallest_client: int = 1
+    partial: bool = False  # one site's part: it may lack classes, values and columns to ignore
 
 
-def read(path: Path, settings: Settings, memory_mb: int) -> Dataset:
-    """All rows whose target (and client) is known."""
+def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = False) -> Dataset:
+    """All rows whose target (and client) is known; `labels_only` leaves features unread."""
     source = sources.find(path, memory_mb)
     roles = _roles(source, settings)
+    if labels_only:
+        roles = {settings.target: "target"}
     profiles = profile.of(source, roles)
     target = profiles[settings.target]
-    task = _task(source, target, settings.task)
+    task = _task(source, target, settings)
     layout = tuple(
-        profile.as_feature(source, profiles[name], name in settings.categorical)
+        profile.as_feature(source, profiles[name], name in settings.categorical, settings.partial)
         for name in sorted(name for name, role in roles.items() if role in ("number", "category"))
     )
     if settings.missing == "refuse":
@@ -72,7 +76,6 @@ def read(path: Path, settings: Settings, memory_mb: int) -> Dataset:
         groups,
         labels=labels,
         notes=(*source.notes, *_notes(source, settings, profiles, rows, labels)),
-        columns=tuple(name for column in layout for name in column.features),
         group_names=names,
         layout=Layout(
             layout,
@@ -92,15 +95,15 @@ def read(path: Path, settings: Settings, memory_mb: int) -> Dataset:
 def _roles(source: Source, settings: Settings) -> dict[str, Role]:
     """Of every column, in the order of the file."""
     if not settings.target:
+        how = "as target in client.toml" if settings.partial else "by --target"
         raise UserError(
-            f"Name the column of {source.path} to predict by --target; it has "
-            f"{shown(source.columns)}."
+            f"Name the column of {source.path} to predict {how}; it has {shown(source.columns)}."
         )
     for purpose, names in (
         ("to predict", [settings.target]),
         ("to make clients of", [settings.client_column] if settings.client_column else []),
         ("to take for categories", settings.categorical),
-        ("to ignore", settings.ignore),
+        ("to ignore", () if settings.partial else settings.ignore),
     ):
         for name in names:
             if name not in source.columns:
@@ -133,7 +136,7 @@ def _described(own: Profile, layout: tuple[Column, ...]) -> Profile:
     return own._replace(role=kinds.get(own.name, own.role))
 
 
-def _task(source: Source, target: Profile, asked: str) -> str:
+def _task(source: Source, target: Profile, settings: Settings) -> str:
     """classification or regression, and refused where the target can be neither."""
     where = f"Column {target.name!r} of {source.path}"
     if not target.present:
@@ -142,8 +145,11 @@ def _task(source: Source, target: Profile, asked: str) -> str:
         raise UserError(f"{source.at(target.infinite)} has an infinite number in {target.name!r}.")
     line, cell = target.first_text
     few = 0 < len(target.values) <= FEW and target.whole
-    classed = bool(target.texts) or (few and 2 * len(target.values) <= target.present)
-    task = asked if asked != "auto" else "classification" if classed else "regression"
+    # At a site with few rows, values that recur are enough: others have more rows of them.
+    recurring = few and 2 * len(target.values) <= target.present
+    classed = bool(target.texts) or recurring or (settings.partial and few and not target.different)
+    auto = "classification" if classed else "regression"
+    task = auto if settings.task == "auto" else settings.task
     if task == "regression" and target.texts:
         raise UserError(
             f"{source.at(line)} has {cell[:40]!r} in column {target.name!r}; a regression needs "
@@ -154,7 +160,7 @@ def _task(source: Source, target: Profile, asked: str) -> str:
             f"{source.at(line)} has {cell[:40]!r} in column {target.name!r}, "
             f"{target.among_numbers}; correct it, or leave it empty."
         )
-    if len(target.values) == 1:
+    if len(target.values) == 1 and not settings.partial:
         raise UserError(
             f"{where} has one value only, {next(iter(target.values))!r}; there is nothing to learn."
         )

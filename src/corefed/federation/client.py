@@ -26,7 +26,8 @@ from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import ClientData, Method, Tree, Work
-from corefed.data.preparation import Preparation
+from corefed.data.preparation import Preparation, Unit
+from corefed.data.table import Settings
 from corefed.federation import digest, keeping, wire
 from corefed.federation.protocol import Reply, Task
 from corefed.federation.reading import local_data
@@ -76,6 +77,14 @@ class Desk(NamedTuple):
     device: torch.device
     seed: int
     store: Store
+
+    @property
+    def unit(self) -> Unit | None:
+        """Of the test targets, where the network learns standardised ones."""
+        if not self.preparation.target_mean:
+            return None
+        mean, std = (each.unsqueeze(0).to(self.device) for each in self.preparation.unit)
+        return Unit(mean, std)
 
 
 def answer(task: Task, place: Place) -> Reply:
@@ -155,6 +164,7 @@ def _evaluate(task: Task, place: Place, desk: Desk) -> Reply:
         streams,
         desk.experiment.run.evaluate_draws,
         desk.classes,
+        desk.unit,
     )
     sums = {name: {k: v.tolist() for k, v in each.items()} for name, each in models.items()}
     return _reply(task, {"models": sums, "seconds": time.perf_counter() - began})
@@ -186,8 +196,8 @@ def _prepare(task: Task, place: Place, wanted: Experiment) -> Desk:
         raise PublicError("The server sent no agreement about the data.")
     data = _read(wanted, place)
     try:
-        train, test = local_data.fit(data, agreement)
-    except UserError as error:  # speaks of shapes and names of classes, which were sent anyway
+        train, test, preparation = local_data.fit(data, agreement, place.name)
+    except UserError as error:  # speaks of shapes and names, which are sent at the join anyway
         raise PublicError(str(error)) from error
     device = device_for(place.device)
     model = setup.network(wanted.run, agreement.shape, len(agreement.classes), agreement.targets)
@@ -204,7 +214,7 @@ def _prepare(task: Task, place: Place, wanted: Experiment) -> Desk:
     return Desk(
         wanted,
         method,
-        keeping.prepared(data, agreement, place.target),
+        preparation,
         train.to(device),
         test.to(device),
         len(agreement.classes),
@@ -232,12 +242,14 @@ def _refuse_code(wanted: Experiment, place: Place) -> None:
 
 
 def _read(wanted: Experiment, place: Place) -> local_data.LocalData:
+    """The points; a table as a simulation would read it, but for the client's own target."""
     run = wanted.run
+    ignored = (*run.ignore, run.client_column) if run.client_column else run.ignore
     return local_data.read(
         place.data,
         test_fraction=place.test_fraction,
         seed=SPLIT_SEED,
-        target=place.target,
+        reading=Settings(place.target, "", run.categorical, ignored, run.missing, run.task),
         classes=run.classes,
         embedding=run.embedding,
         bad_images=run.bad_images,

@@ -15,9 +15,10 @@ from corefed.federation.events import Log
 from corefed.federation.link import Link, mismatch, wait_for
 from corefed.federation.protocol import Agreement, Task
 from corefed.federation.reading import local_data
+from corefed.federation.reading.agreement import check
 from corefed.federation.rules import Rules
 from corefed.settings import config
-from corefed.settings.config import Experiment, Scaling
+from corefed.settings.config import OWN_NOISE, Experiment, Run, Scaling
 
 AGREEMENT = "agreement.json"
 
@@ -70,8 +71,9 @@ def agree(
             f"{len(described)} of {len(names)} clients described their data, and the quorum is "
             f"{needed(rules, len(names))}; events.jsonl says why the others did not."
         )
-    shape = next(iter(described.values()))["shape"]
-    scale = _scale(wanted, _model(wanted, shape))
+    first = next(iter(described.values()))
+    model = _model(wanted, first.get("shape", ()))
+    scale = _scale(wanted, model, "columns" in first)
     agreement = local_data.agree(described, wanted.run.classes, scale)
     files.replace(file, (agreement.to_json() + "\n").encode())
     return agreement
@@ -80,12 +82,12 @@ def agree(
 def _unacceptable(figures: Mapping[str, Any], rules: Rules) -> str:
     """Why a client's description of its data cannot be used; empty where it can."""
     try:
-        local_data.agree({"this client": dict(figures)}, (), "standard")
+        problem = check(figures)
+        if problem:
+            return f"The description of its data {problem}."
         count = figures["train"]
         if not 1 <= count <= rules.max_examples:
             return f"claims {count} training points, not 1 to {rules.max_examples}"
-    except UserError as error:
-        return str(error)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         return f"describes its data in a way that cannot be read ({type(error).__name__})"
     return ""
@@ -94,10 +96,14 @@ def _unacceptable(figures: Mapping[str, Any], rules: Rules) -> str:
 def settled(wanted: Experiment, agreement: Agreement) -> Experiment:
     """The experiment with what depends on the data filled in, so that the record says it."""
     model = _model(wanted, agreement.shape)
-    scale = _scale(wanted, model)
+    scale = _scale(wanted, model, bool(agreement.columns))
     run = dataclasses.replace(
         wanted.run, partition="natural", device="cpu", model=model, scale=scale
     )
+    asked = {key: getattr(run, key) for key in OWN_NOISE}
+    if agreement.target_mean and asked == {key: getattr(Run, key) for key in OWN_NOISE}:
+        # As in a simulation of a table, whose targets are standardised: learnt from a low start.
+        run = dataclasses.replace(run, **OWN_NOISE)  # type: ignore[arg-type]
     return dataclasses.replace(wanted, run=run)
 
 
@@ -118,7 +124,7 @@ def _model(wanted: Experiment, shape: Sequence[int]) -> str:
     return wanted.run.model
 
 
-def _scale(wanted: Experiment, model: str) -> Scaling:
+def _scale(wanted: Experiment, model: str, tables: bool) -> Scaling:
     if wanted.run.scale == "auto":
-        return "standard" if model == "cnn" else "unit"
+        return "features" if tables else "standard" if model == "cnn" else "unit"
     return wanted.run.scale

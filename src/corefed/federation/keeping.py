@@ -15,30 +15,10 @@ import torch
 
 from corefed.base.types import ClientData, Method, Tree
 from corefed.data.clients import FederatedData
-from corefed.data.columns import Column
 from corefed.data.preparation import Preparation
-from corefed.federation.protocol import Agreement
-from corefed.federation.reading.local_data import LocalData
 from corefed.settings.config import Experiment, to_dict
 from corefed.training import evaluate, fitted, record
 from corefed.training.setup import Trees
-
-
-def prepared(data: LocalData, agreement: Agreement, target: str) -> Preparation:
-    """How later points of this client are made ready: as its training points were."""
-    targets = tuple(f"y{number}" for number in range(agreement.targets))
-    return Preparation(
-        agreement.shape,
-        agreement.classes,
-        (target,) if data.columns and targets else targets,
-        (agreement.mean,),
-        (agreement.std,),
-        embedding=data.embedding or "none",
-        kind="images" if data.embedding else "table" if data.columns else "array",
-        levels=data.levels,
-        columns=tuple(Column(name) for name in data.columns),
-        target=target if data.columns else "",
-    )
 
 
 def keep(

@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from corefed.base.errors import UserError
+from corefed.data.columns import Column, from_dicts
 
 if TYPE_CHECKING:
     from corefed.base.types import Tree
 
-VERSION = 1
+VERSION = 2
 """Of the protocol; a client and a server of different versions refuse each other."""
 
 ENVELOPE = 1 << 20
@@ -33,9 +34,13 @@ class Agreement:
     shape: tuple[int, ...]  # of one point
     classes: tuple[str, ...]  # names of the classes in their order; empty for regression
     targets: int  # width of the regression target; 0 for classification
-    mean: float = 0.0  # features are (x - mean) / std, with figures of all clients together
-    std: float = 1.0
-    columns: str = ""  # digest of the names of tables' columns; empty where none reads a table
+    mean: tuple[float, ...] = (0.0,)  # features are (x - mean) / std, over all clients together:
+    std: tuple[float, ...] = (1.0,)  # one of each for all features, or one per feature
+    columns: tuple[Column, ...] = ()  # of tables: what features are made of, in their order
+    fill: tuple[float, ...] = ()  # one per feature: what stands for a gap; empty: the mean does
+    own_scale: bool = False  # each client scales features by its own training points
+    target_mean: tuple[float, ...] = ()  # the network learns (y - target_mean) / target_std;
+    target_std: tuple[float, ...] = ()  # empty: y itself
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -43,8 +48,14 @@ class Agreement:
     @classmethod
     def from_json(cls, text: str) -> Agreement:
         values: dict[str, Any] = json.loads(text)
-        shape, classes = tuple(map(int, values["shape"])), tuple(map(str, values["classes"]))
-        return cls(**{**values, "shape": shape, "classes": classes})
+        if values.keys() != cls.__dataclass_fields__.keys():
+            raise UserError(
+                "The agreement about the data is that of another version of corefed; start a new "
+                "run."
+            )
+        values["columns"] = from_dicts(values["columns"])
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**values)
 
 
 class Task(NamedTuple):

@@ -105,13 +105,14 @@ def of_clients(
     streams: Streams,
     draws: int,
     classes: int,
+    unit: Unit | None = None,
 ) -> dict[str, Tree]:
     """Totals of every model over the test points of the clients given: for one on its own."""
     noise = _noise(method, streams, draws)
     real, labels = (test.weight > 0).cpu(), test.y.cpu()
     found = {}
     for name, model in client_side.models(method, broadcast, private, train).items():
-        each = _of(method.predict(model, test.x, noise), test.y, classes)
+        each = _of(method.predict(model, test.x, noise), test.y, classes, unit)
         found[name] = totals(*_masked(each, labels, real, slice(None)), classes)
     return found
 

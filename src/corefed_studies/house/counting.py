@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from corefed.base.pages import Marked, lines
 
 from corefed.base.errors import UserError
+from corefed.base.tables import markdown_table
 from corefed_studies.house import picture
+from corefed_studies.pages import Marked
 
 Counts = dict[str, Any]
 """What the probe gives."""
@@ -88,7 +89,7 @@ def table(counts: Counts) -> list[str]:
     """Before the rooms and now, a row per number."""
     before = json.loads(BEFORE.read_text(encoding="utf-8")) if BEFORE.exists() else {}
     rows = [[text, _shown(before, key), _shown(counts, key)] for text, key in ROWS]
-    return lines(["", "before", "now"], rows)
+    return markdown_table(["", "before", "now"], rows)
 
 
 def _shown(counts: Counts, key: str) -> str:

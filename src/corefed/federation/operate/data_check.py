@@ -12,6 +12,7 @@ from corefed.base.errors import UserError
 
 def main() -> int:
     from corefed.base.device import device_for
+    from corefed.data.table import Settings
     from corefed.federation.client import SPLIT_SEED
     from corefed.federation.operate import folder
     from corefed.federation.reading import local_data
@@ -23,7 +24,8 @@ def main() -> int:
             place.data,
             test_fraction=place.test_fraction,
             seed=SPLIT_SEED,
-            target=place.target,
+            reading=Settings(place.target),
+            labels_only=True,  # of a table: which columns are features is the run's to say
             embedding="none",  # images must be readable; what they become is the run's to say
         )
     except UserError as error:

@@ -1,18 +1,20 @@
 """What a client reads on its own machine, and the little that it says about it.
 
-    npz:PATH, PATH.npz               arrays X and y (`npz.py`); a folder with data.npz in it, too
-    table:PATH, PATH.csv             a table with a header (`table.py`)
-    image-folder:PATH, a folder      images in a folder a class (`corefed.data.images`)
+    npz:PATH, PATH.npz               arrays X and y; a folder with data.npz in it, too
+    table:PATH, PATH.csv, .parquet   a table with a header, read as in a simulation
+    image-folder:PATH, a folder      images in one folder per class
 
-Points never leave. `describe` is what the server is told before the first round: how many points,
-what one looks like, which classes there are, and three numbers about the scale of their values.
-From all clients' descriptions follows the `Agreement`, to which each client fits its points.
+Points never leave. `describe` is what the server is told before the first round; docs/privacy.md
+lists it. From all clients' descriptions follows the `Agreement`, to which each client fits its
+points.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,34 +24,39 @@ from torch import Tensor
 from corefed.base.errors import UserError
 from corefed.base.types import ClientData
 from corefed.data import classes as naming
-from corefed.data import datasets, held_out, npz
+from corefed.data import columns, datasets, held_out, npz, scaling, sources, table
+from corefed.data.columns import Column, Layout
 from corefed.data.dataset import Dataset, check
+from corefed.data.preparation import Preparation
+from corefed.data.table import Settings
 from corefed.federation import digest
-from corefed.federation.protocol import Agreement
-from corefed.federation.reading import table
-from corefed.federation.reading.agreement import agree, moments, named
+from corefed.federation.protocol import ENVELOPE, Agreement
+from corefed.federation.reading import agreement as agreements
+from corefed.federation.reading.agreement import agree, moments
 
 if TYPE_CHECKING:
     from corefed.settings.config import Embedding
 
-__all__ = ["LocalData", "agree", "describe", "fingerprint", "fit", "read"]
+__all__ = ["LocalData", "agree", "describe", "fingerprint", "fit", "prepared", "read"]
 
 INSIDE = "data.npz"
 """What a folder holds that is not a folder of images."""
 
-KINDS = "an .npz file, a .csv table, or a folder of images"
+ENDINGS = {".npz": "npz", **dict.fromkeys((".csv", ".tsv", *sources.PARQUET), "table")}
+
+KINDS = "an .npz file, a table (.csv, .tsv, .parquet), or a folder of images"
 
 
 class LocalData(NamedTuple):
     """A client's points, as its own files have them."""
 
-    x_train: Tensor  # [n, ...] float32
+    x_train: Tensor  # [n, ...] float32; of a table [n, width] float64, NaN where there is a gap
     y_train: Tensor  # [n] int64 indices into labels, or [n, d] float32 targets
     x_test: Tensor  # [m, ...]
     y_test: Tensor
     labels: tuple[str, ...]  # names of the classes that this client has; empty for a regression
     notes: tuple[str, ...] = ()  # for the client's operator
-    columns: tuple[str, ...] = ()  # of a table: names of the features in their order
+    layout: Layout | None = None  # of a table
     embedding: str = ""  # of images: the network that they went through, or none
     levels: bool = False  # points were bytes 0..255 of what runs from 0 to 1
 
@@ -67,20 +74,36 @@ def read(
     *,
     test_fraction: float,
     seed: int,
-    target: str = "",
+    reading: Settings | None = None,
     classes: Sequence[str] = (),
     embedding: Embedding = "auto",
     bad_images: str = "refuse",
     memory_mb: int = 4096,
+    labels_only: bool = False,
 ) -> LocalData:
     """The points of a file or folder, those of some classes where these are named.
+
+    `reading` matters to tables; `labels_only` leaves their features unread.
 
     Test points are those that the data set apart, or else a part of each class, drawn by `seed`:
     the same ones whenever it is called, since private state refers to the rows of training points.
     """
     if not 0 <= test_fraction < 1:
         raise UserError(f"test_fraction is {test_fraction}; it must be at least 0 and below 1.")
-    dataset = _load(spec, target, embedding, bad_images, memory_mb)
+    kind, path = _kind(spec)
+    if kind == "npz":
+        dataset = npz.read(path, memory_mb)
+    elif kind == "table":
+        own = (reading or Settings())._replace(partial=True)
+        dataset = table.read(path, own, memory_mb, labels_only=labels_only)
+    else:
+        dataset = datasets.load(
+            f"image-folder:{path.absolute()}",
+            embedding=embedding,
+            bad_images=bad_images,
+            memory_mb=memory_mb,
+            partial=True,
+        )
     check(dataset)
     dataset = _renamed(dataset, classes)
     test = dataset.held_out
@@ -96,24 +119,9 @@ def read(
         dataset.y[test_rows],
         dataset.labels,
         dataset.notes,
-        dataset.columns,
+        dataset.layout,
         dataset.embedding,
         dataset.x.dtype == torch.uint8,
-    )
-
-
-def _load(spec: str, target: str, embedding: Embedding, bad_images: str, memory_mb: int) -> Dataset:
-    kind, path = _kind(spec)
-    if kind == "npz":
-        return npz.read(path, memory_mb)
-    if kind == "table":
-        return table.read(path, target, memory_mb)
-    return datasets.load(
-        f"image-folder:{path.absolute()}",
-        embedding=embedding,
-        bad_images=bad_images,
-        memory_mb=memory_mb,
-        partial=True,
     )
 
 
@@ -129,7 +137,7 @@ def _kind(spec: str) -> tuple[str, Path]:
         kind = "image-folder"
         if (path / INSIDE).exists():
             kind, path = "npz", path / INSIDE
-    kind = kind or {".npz": "npz", ".csv": "table"}.get(path.suffix.lower(), "")
+    kind = kind or ENDINGS.get(path.suffix.lower(), "")
     if not kind or (kind != "image-folder" and not path.is_file()):
         raise UserError(f"{path} is none of what a client can read: {KINDS}.")
     return kind, path
@@ -171,64 +179,146 @@ def _renamed(dataset: Dataset, classes: Sequence[str]) -> Dataset:
 
 def fingerprint(data: LocalData) -> str:
     """Of the training points in their order, by which a client notices that they have changed."""
-    return digest.of({"x": data.x_train, "y": data.y_train}, *data.labels)
+    names = columns.features(data.layout.columns) if data.layout else ()
+    return digest.of({"x": data.x_train, "y": data.y_train}, *data.labels, *names)
 
 
 def describe(data: LocalData) -> dict[str, Any]:
-    """All that a client tells of its data before the first round; see `agreement.py`."""
-    scale = moments(data.x_train)
-    return {
+    """All that a client tells of its data before the first round; docs/privacy.md lists it."""
+    said: dict[str, Any] = {
         "train": len(data.y_train),
         "test": len(data.y_test),
-        "shape": list(data.shape),
         "classes": list(data.labels),
         "targets": 0 if data.labels else data.y_train.shape[1],
-        "columns": named(data.columns),
-        "count": scale.n,
-        "mean": scale.mean,
-        "m2": scale.m2,
+    }
+    if data.layout is None:
+        scale = moments(data.x_train)
+        said |= {"shape": list(data.shape), "count": scale.n, "mean": scale.mean, "m2": scale.m2}
+    else:
+        parts = columns.parts(data.x_train, data.layout.columns).values()
+        empty = {one.name for one in data.layout.profiles if not one.present}
+        said["columns"] = [_said(*each, empty) for each in parts]
+        said["target"] = [] if data.labels else list(moments(data.y_train)[1:])
+    problem = agreements.check(said)
+    if not problem and len(json.dumps(said)) > ENVELOPE // 2:
+        problem = "is too long to be sent; leave out columns, or join categories"
+    if problem:
+        raise UserError(f"The description of this client's data {problem}.")
+    return said
+
+
+def _said(column: Column, x: Tensor, empty: set[str]) -> dict[str, Any]:
+    """Of one column's training rows: which categories it has, or the moments of its numbers."""
+    numbers = moments(x[:, 0][~x[:, 0].isnan()]) if not column.categories else agreements.Moments()
+    seen = (x != 0).any(0).tolist()
+    gaps = x[:, -1].sum() if column.lacking else 0
+    return {
+        "name": column.name,
+        "kind": "category" if column.categories else "empty" if column.name in empty else "number",
+        "categories": [each for each, there in zip(column.categories, seen, strict=False) if there],
+        "missing": int(gaps),
+        "mean": numbers.mean,
+        "m2": numbers.m2,
     }
 
 
-def fit(data: LocalData, agreement: Agreement) -> tuple[ClientData, ClientData]:
-    """Training and test points of one client, [1, n, ...], in the terms of the agreement."""
-    if data.shape != agreement.shape:
+def prepared(data: LocalData, agreement: Agreement, client: str) -> Preparation:
+    """How points of this client, also later ones, are made ready; refused where they do not fit."""
+    _check_fit(data, agreement)
+    layout = data.layout
+    targets = tuple(f"y{number}" for number in range(agreement.targets))
+    found = Preparation(
+        agreement.shape,
+        agreement.classes,
+        (layout.target,) if layout and targets else targets,
+        agreement.mean,
+        agreement.std,
+        embedding=data.embedding or "none",
+        kind="images" if data.embedding else "table" if layout else "array",
+        levels=data.levels,
+        columns=agreement.columns,
+        target=layout.target if layout else "",
+        ignored=layout.ignored if layout else (),
+        fill=agreement.fill,
+        target_mean=agreement.target_mean,
+        target_std=agreement.target_std,
+    )
+    if not agreement.own_scale:
+        return found
+    numbers = torch.tensor(columns.numbers(agreement.columns))
+    own = scaling.of_features(_laid(data, data.x_train, agreement.columns), numbers)
+    return replace(found, clients={client: own})
+
+
+def fit(
+    data: LocalData, agreement: Agreement, client: str = ""
+) -> tuple[ClientData, ClientData, Preparation]:
+    """Training and test points of one client, [1, n, ...], in the terms of the agreement.
+
+    Regression targets that are standardised are so to train on; those of test points stay in their
+    own unit.
+    """
+    ready = prepared(data, agreement, client)
+    places = torch.tensor([agreement.classes.index(name) for name in data.labels])
+
+    def fitted(x: Tensor, y: Tensor) -> ClientData:
+        scaled = ready.scaled(_laid(data, x, agreement.columns), client)
+        y = places[y] if data.labels else y
+        return ClientData(scaled.unsqueeze(0), y.unsqueeze(0), torch.ones(1, len(x)))
+
+    learnt = data.y_train if data.labels else ready.standardised(data.y_train)
+    return fitted(data.x_train, learnt), fitted(data.x_test, data.y_test), ready
+
+
+def _laid(data: LocalData, x: Tensor, wanted: Sequence[Column]) -> Tensor:
+    return columns.relaid(x, data.layout.columns, wanted) if data.layout else x
+
+
+def _check_fit(data: LocalData, agreement: Agreement) -> None:
+    if bool(data.layout) != bool(agreement.columns):
+        here, there = ("a table", "arrays") if data.layout else ("arrays", "tables")
+        raise UserError(f"The data are {here} here, but {there} in this run.")
+    if data.layout:
+        _check_columns(data.layout, agreement.columns)
+    elif data.shape != agreement.shape:
         raise UserError(
             f"A point has shape {list(data.shape)} here, but {list(agreement.shape)} in this run; "
             "prepare the data as the other clients do."
         )
-    if not 0 < agreement.std < float("inf"):
-        raise UserError(f"The standard deviation of this run's values is {agreement.std}.")
-    own = named(data.columns)
-    if own and agreement.columns and own != agreement.columns:
-        raise UserError(
-            "The columns of this client's table have other names than those of this run; give "
-            "them the names that the other clients use."
-        )
+    wrong = next((std for std in agreement.std if not 0 < std < float("inf")), None)
+    if wrong is not None:
+        raise UserError(f"The standard deviation of this run's values is {wrong}.")
     if bool(data.labels) != bool(agreement.classes):
         here, there = ("classes", "numbers") if data.labels else ("numbers", "classes")
         raise UserError(f"The target is {here} here, but {there} in this run.")
-    if data.labels:
-        foreign = [name for name in data.labels if name not in agreement.classes]
-        if foreign:
-            raise UserError(
-                f"Class {foreign[0]!r} of this client is none of this run's: "
-                f"{', '.join(agreement.classes)}. Name all classes in the experiment, or start a "
-                "new run."
-            )
-    elif data.y_train.shape[1] != agreement.targets:
+    foreign = [name for name in data.labels if name not in agreement.classes]
+    if foreign:
+        raise UserError(
+            f"Class {foreign[0]!r} of this client is none of this run's: "
+            f"{', '.join(agreement.classes)}. Name all classes in the experiment, or start a "
+            "new run."
+        )
+    if not data.labels and data.y_train.shape[1] != agreement.targets:
         raise UserError(
             f"A point has {data.y_train.shape[1]} targets here, but {agreement.targets} in this "
             "run."
         )
-    return _fitted(data, data.x_train, data.y_train, agreement), _fitted(
-        data, data.x_test, data.y_test, agreement
-    )
 
 
-def _fitted(data: LocalData, x: Tensor, y: Tensor, agreement: Agreement) -> ClientData:
-    """The same operations in the same order as in a simulation, so that every bit is the same."""
-    scaled = x.clone().sub_(agreement.mean).div_(agreement.std)
-    if data.labels:
-        y = torch.tensor([agreement.classes.index(name) for name in data.labels])[y]
-    return ClientData(scaled.unsqueeze(0), y.unsqueeze(0), torch.ones(1, len(x)))
+def _check_columns(layout: Layout, wanted: Sequence[Column]) -> None:
+    """The table has the columns of this run, each of its kind; a column without values has any."""
+    own = {column.name: column for column in layout.columns}
+    alone = min(own.keys() ^ {column.name for column in wanted}, default=None)
+    if alone is not None:
+        here = "has" if alone in own else "lacks"
+        raise UserError(
+            f"The table of this client {here} the column {alone!r}, unlike those of this run; give "
+            "it the columns that the other clients have."
+        )
+    filled = {one.name for one in layout.profiles if one.present}
+    for column in wanted:
+        if column.name in filled and bool(column.categories) != bool(own[column.name].categories):
+            here, there = ("numbers", "text") if column.categories else ("text", "numbers")
+            raise UserError(
+                f"Column {column.name!r} has {here} here, but {there} in this run; mend its cells."
+            )
