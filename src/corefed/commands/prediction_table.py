@@ -22,7 +22,7 @@ from corefed.data import inputs
 from corefed.data.preparation import Preparation
 from corefed.training import fitted
 from corefed.use import predictions
-from corefed.use.predictions import Predictions, Settings
+from corefed.use.predictions import Predictions, PredictionSettings
 
 SCHEMA = 1
 """Of the summary that --json prints."""
@@ -32,7 +32,7 @@ def execute(
     folder: Path,
     client: str,
     path: Path,
-    settings: Settings,
+    settings: PredictionSettings,
     *,
     out: Path | None,
     seed: int | None,
@@ -116,7 +116,7 @@ def progress(total: int) -> Iterator[Any]:
 
 
 def lines(
-    ids: Sequence[str], found: Predictions, settings: Settings, preparation: Preparation
+    ids: Sequence[str], found: Predictions, settings: PredictionSettings, preparation: Preparation
 ) -> Iterator[str]:
     """The CSV, a row a point after the heading; numbers to float32's seven digits."""
     classes = bool(preparation.labels)
@@ -129,7 +129,7 @@ def lines(
 
 
 def _of_classes(
-    found: Predictions, settings: Settings, preparation: Preparation
+    found: Predictions, settings: PredictionSettings, preparation: Preparation
 ) -> dict[str, list[Any]]:
     said, labels = found.said, preparation.labels
     best = said.mean.argmax(-1)
@@ -144,7 +144,7 @@ def _of_classes(
 
 
 def _of_targets(
-    found: Predictions, settings: Settings, preparation: Preparation
+    found: Predictions, settings: PredictionSettings, preparation: Preparation
 ) -> dict[str, list[Any]]:
     said, half = found.said, predictions.half_width(found.said, settings.level)
     values = {
@@ -180,7 +180,7 @@ def _print(text: str) -> None:
 # --- the summary ----------------------------------------------------------------------------------
 
 
-def summary(found: Predictions, settings: Settings) -> dict[str, Any]:
+def summary(found: Predictions, settings: PredictionSettings) -> dict[str, Any]:
     """What the flag is and did."""
     if found.flag is None or found.review is None:
         return {}

@@ -53,9 +53,9 @@ def predict(
     if model not in (None, "personal", "global"):
         raise UserError(f"--model is {model!r}; it must be personal or global.")
     from corefed.commands import prediction_table
-    from corefed.use.predictions import Settings
+    from corefed.use.predictions import PredictionSettings
 
-    settings = Settings(by, target_error, confidence, tolerance, level)
+    settings = PredictionSettings(by, target_error, confidence, tolerance, level)
     prediction_table.execute(
         folder, client, points, settings, out=out, seed=seed, kind=model or "", json=json
     )

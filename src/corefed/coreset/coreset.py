@@ -26,8 +26,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from corefed import __version__
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.coreset import draws as posteriors
 from corefed.coreset import likelihoods, modules, sources
+from corefed.coreset.draws import wrap_stacked
 from corefed.coreset.likelihoods import LogLikelihood
 
 SCHEMA = 1
@@ -93,7 +93,7 @@ class Coreset:
         if not stacked:
             values = self.call(theta, x, y)
             return (values * self.weights.to(values)).sum()
-        draws = posteriors.stacked(theta)
+        draws = wrap_stacked(theta)
         with torch.no_grad():
             function = likelihoods.prepare(self.call, draws, x, y)
             values = likelihoods.evaluate(function, draws, x, y, _BUDGET)

@@ -25,11 +25,19 @@ from torch import Tensor
 
 from corefed.base import rng
 from corefed.base.errors import UserError
-from corefed.coreset import draws as posteriors
 from corefed.coreset import likelihoods, modules, passes, solvers, sources
 from corefed.coreset.coreset import Coreset, Diagnostics
-from corefed.coreset.draws import Draws, Posterior
-from corefed.coreset.passes import Progress, Work
+from corefed.coreset.draws import (
+    Draws,
+    Posterior,
+    hold,
+    interpret,
+    leaves,
+    refuse_equal,
+    split,
+    wrap_stacked,
+)
+from corefed.coreset.passes import DataPass, Progress
 from corefed.coreset.problem import Problem, Solution, norm2
 from corefed.coreset.refit import choose_shrink, refit
 
@@ -94,7 +102,7 @@ def build(
     folder = Path(scratch) if scratch is not None else None
     _check(solver, samples, shrink, chunk, memory_mb, store, iterations, resample)
     solve, memory = solvers.get(solver), memory_mb << 20
-    posterior = posteriors.interpret(draws)
+    posterior = interpret(draws)
     where, dtype = _place(posterior, device)
     source = sources.adapt(data, dtype)
     k = _number(size, source.n)
@@ -105,7 +113,7 @@ def build(
         move = passes.mover(where)
         function = likelihoods.prepare(call, fitted, move(x), move(y))
         chunk = chunk or max(1, min(CHUNK, memory // (48 * (fitted.number + fresh.number))))
-        work = Work(function, source, where, chunk, min(TILE, max(1, memory // 128)))
+        work = DataPass(function, source, where, chunk, min(TILE, max(1, memory // 128)))
         kind = _store(store, source.n * fitted.number * function.dtype.itemsize, memory, folder)
         sink = passes.sink_for(kind, work, fitted, folder)
         stack.callback(sink.close)
@@ -187,7 +195,7 @@ def _check(
             raise UserError(f"{name} is {value}; it must be {least} or more.")
     if shrink != "auto" and not (isinstance(shrink, int | float) and 0 <= shrink < float("inf")):
         raise UserError(f"shrink is {shrink!r}; it must be 'auto' or a number that is 0 or more.")
-    needed = solvers.named(solver).resample
+    needed = solvers.find(solver).resample
     if needed and resample is None:
         raise UserError(
             "sparse-vi draws from the coreset's own posterior at every step: give resample, a "
@@ -221,7 +229,7 @@ def _place(
     make, fixed = posterior
     one = fixed if fixed is not None else make(1, 0, "shape") if make is not None else None
     assert one is not None
-    first = posteriors.leaves(one.block(0, 1))[0]
+    first = leaves(one.block(0, 1))[0]
     if device is None:
         return first.device, first.dtype
     if isinstance(device, str):
@@ -237,9 +245,9 @@ def _draws(
     """Draws to fit and to judge by. With S - 1 <= k the fit is degenerate."""
     if posterior.make is not None:
         samples = samples or max(MANY * k if k < n else 0, MINIMUM)
-    fitted, fresh = posteriors.split(posterior, samples, FRESH, seed)
-    posteriors.refuse_equal(fitted)
-    return posteriors.held(fitted, where, memory // 8), posteriors.held(fresh, where, memory // 8)
+    fitted, fresh = split(posterior, samples, FRESH, seed)
+    refuse_equal(fitted)
+    return hold(fitted, where, memory // 8), hold(fresh, where, memory // 8)
 
 
 def _store(wanted: str, size: int, memory: int, scratch: Path | None) -> str:
@@ -277,7 +285,7 @@ def _everything(problem: Problem) -> Solution:
 
 def _resampler(
     stack: ExitStack,
-    work: Work,
+    work: DataPass,
     resample: Resample,
     k: int,
     draws: int,
@@ -292,8 +300,8 @@ def _resampler(
         before.close()
         index = (w[0] > 0).nonzero().squeeze(-1)
         generator = rng.generator(seed, step, 0, "resample")
-        drawn = posteriors.stacked(resample(index.cpu(), w[0, index].cpu(), draws, generator))
-        held = posteriors.held(drawn, work.device, 0)
+        drawn = wrap_stacked(resample(index.cpu(), w[0, index].cpu(), draws, generator))
+        held = hold(drawn, work.device, 0)
         sink = passes.sink_for(kind, work, held, scratch)
         before.callback(sink.close)
         return passes.as_problem(sink.points(), passes.fill(work, held, sink), k)

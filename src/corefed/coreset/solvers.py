@@ -60,7 +60,7 @@ SOLVERS: dict[str, Entry] = {
 DEFAULT = "exchange"
 
 
-def named(name: str) -> Entry:
+def find(name: str) -> Entry:
     """What is known of a solver; an unknown one is a sentence with the nearest."""
     if name not in SOLVERS:
         hint = did_you_mean(name, SOLVERS)
@@ -70,7 +70,7 @@ def named(name: str) -> Entry:
 
 def get(name: str) -> Solver:
     """The solver of that name."""
-    entry = named(name)
+    entry = find(name)
     function = getattr(import_module(f"corefed.coreset.{entry.module}"), entry.function)
     solver: Solver = partial(function, **entry.options) if entry.options else function
     return solver

@@ -37,7 +37,7 @@ from corefed.training import fitted
 from corefed.training.fitted import Fitted
 from corefed.use import predictions
 from corefed.use.export import card, figures, program
-from corefed.use.export.network import Network, network
+from corefed.use.export.network import ExportedNetwork, network
 
 WEIGHTS, MEAN, PROGRAM = "weights.safetensors", "mean.safetensors", "predictive.pt2"
 PREPARATION, CARD = "preparation.json", "model_card.md"
@@ -52,7 +52,7 @@ class Export(NamedTuple):
     kind: str  # personal or global
     client: str  # whose draws and scale it has
     g: int
-    network: Network
+    network: ExportedNetwork
     likelihood: Likelihood
     preparation: Preparation
     mean: Tensor  # [P]
@@ -78,7 +78,7 @@ def execute(
     made = dict(contents(taken, whole=whole, with_program=with_program))
     files.write_folder(out, made.items())
     if json:
-        about = {"folder": str(out), "files": list(made), **figures.of(taken.model, taken.kind,
+        about = {"folder": str(out), "files": list(made), **figures.measure(taken.model, taken.kind,
                  taken.g, None if whole else taken.client)}  # fmt: skip
         print(jsonlib.dumps(about, indent=1))
     else:
@@ -129,7 +129,9 @@ def _likelihood(model: Fitted, preparation: Preparation) -> Likelihood:
     return Gaussian(len(preparation.targets), run.noise, run.learn_noise)
 
 
-def _network(model: Fitted, preparation: Preparation, likelihood: Likelihood, size: int) -> Network:
+def _network(
+    model: Fitted, preparation: Preparation, likelihood: Likelihood, size: int
+) -> ExportedNetwork:
     """Of the size of the weights: a global network of matched neurons is wider than a client's."""
     run, settings = model.experiment.run, to_dict(model.experiment)
     made = network(run, preparation.shape, likelihood.outputs)
