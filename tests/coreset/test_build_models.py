@@ -25,7 +25,7 @@ from torch.utils.data import (
 
 from corefed.bayes import gaussian, regression
 from corefed.coreset import MeanField, build
-from corefed.coreset.draws import held, interpret
+from corefed.coreset.draws import hold, interpret
 
 
 @pytest.fixture
@@ -142,8 +142,8 @@ def test_draws_do_not_depend_on_their_blocks() -> None:
     draws = make(10, 0, "fitted")
     whole, parts = draws.block(0, 10), [draws.block(0, 3), draws.block(3, 10)]
     assert torch.equal(whole, torch.cat(parts))  # type: ignore[arg-type]
-    kept = held(draws, torch.device("cpu"), 1 << 20)
-    made_anew = held(draws, torch.device("cpu"), 0)
+    kept = hold(draws, torch.device("cpu"), 1 << 20)
+    made_anew = hold(draws, torch.device("cpu"), 0)
     assert torch.equal(kept.block(4, 6), made_anew.block(4, 6))  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.coreset import build
-from corefed.coreset.problem import Dense, Points, Problem
+from corefed.coreset.problem import Dense, Potentials, Problem
 from corefed.coreset.store import FileStore, MemorySink, Recompute
 
 N, S = 101, 7
@@ -169,6 +169,8 @@ def test_memory_of_a_large_problem_is_bounded() -> None:
 
 
 def test_points_is_what_the_stores_are(tmp_path: Path) -> None:
-    made: list[Points] = [s.points() for s in stores(potentials(torch.float32), tmp_path).values()]
+    made: list[Potentials] = [
+        s.points() for s in stores(potentials(torch.float32), tmp_path).values()
+    ]
     assert {points.shape for points in made} == {(1, N, S)}
     made[0].close()  # type: ignore[attr-defined]

@@ -40,7 +40,7 @@ def write(folder: Path, contents: list[bytes], monkeypatch: pytest.MonkeyPatch) 
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(content)
     first, second, third, fourth = (hashlib.md5(content).hexdigest() for content in contents)
-    source = official.Source("http://localhost:9/", (first, second, third, fourth))
+    source = official.Mirror("http://localhost:9/", (first, second, third, fourth))
     monkeypatch.setitem(official.IDX_SOURCES, "mnist", source)
     return paths
 

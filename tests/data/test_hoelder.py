@@ -12,7 +12,7 @@ from scipy.integrate import quad
 
 from corefed.base.errors import UserError
 from corefed.data import datasets, hoelder, partition
-from corefed.data.hoelder import Scales, Setting, Surface
+from corefed.data.hoelder import HoelderSetting, Scales, Surface
 from corefed.settings.config import resolve
 from corefed.training import rounds
 
@@ -23,8 +23,8 @@ def function(beta: float, dimension: int, seed: int) -> Scales:
 
 def test_the_first_points_are_the_same_whatever_their_number() -> None:
     """So errors at several n are of the same functions and points."""
-    few, many = (hoelder.draw(Setting(points=n, test=7), 3, seed=2) for n in (5, 50))
-    one, more = hoelder.draw(Setting(points=5, test=7), 1, seed=2), few
+    few, many = (hoelder.draw(HoelderSetting(points=n, test=7), 3, seed=2) for n in (5, 50))
+    one, more = hoelder.draw(HoelderSetting(points=5, test=7), 1, seed=2), few
     for field in ("x", "y", "signal"):
         small, large = getattr(few, field), getattr(many, field)
         for client in range(3):
@@ -36,7 +36,7 @@ def test_the_first_points_are_the_same_whatever_their_number() -> None:
 
 
 def test_clients_and_seeds_differ_and_share() -> None:
-    setting = Setting(points=400, test=2, own=0.0)
+    setting = HoelderSetting(points=400, test=2, own=0.0)
     shared = hoelder.draw(setting, 2, seed=0)
     x, signal = shared.x.view(2, -1, 10), shared.signal.view(2, -1)
     assert not torch.equal(x[0], x[1])
@@ -53,7 +53,7 @@ def test_clients_and_seeds_differ_and_share() -> None:
 
 
 def test_noise_is_as_said() -> None:
-    setting = Setting(points=3000, test=1000, noise=0.25)
+    setting = HoelderSetting(points=3000, test=1000, noise=0.25)
     drawn = hoelder.draw(setting, 2, seed=5)
     off = (drawn.y - drawn.signal).double().view(-1)
     n = len(off)
@@ -132,11 +132,11 @@ def test_the_surface_has_its_dimension(dimension: int) -> None:
 
 
 def test_names_say_the_setting_and_are_read_back() -> None:
-    setting = Setting(beta=0.5, dimension=1, points=250, noise=0.3)
+    setting = HoelderSetting(beta=0.5, dimension=1, points=250, noise=0.3)
     assert hoelder.name_of(setting) == "synthetic-hoelder:beta=0.5,dimension=1,points=250"
     assert hoelder.parse(hoelder.name_of(setting)) == setting
-    assert hoelder.parse("synthetic-hoelder") == Setting()
-    assert hoelder.name_of(Setting()) == "synthetic-hoelder"
+    assert hoelder.parse("synthetic-hoelder") == HoelderSetting()
+    assert hoelder.name_of(HoelderSetting()) == "synthetic-hoelder"
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_a_wrong_setting_is_one_sentence(name: str, said: str) -> None:
 
 def test_too_many_points_are_refused_before_they_are_drawn() -> None:
     with pytest.raises(UserError, match="too many to draw"):
-        hoelder.draw(Setting(points=1 << 40), 1, 0)
+        hoelder.draw(HoelderSetting(points=1 << 40), 1, 0)
     with pytest.raises(UserError, match="at least 1 client"):
-        hoelder.draw(Setting(), 0, 0)
+        hoelder.draw(HoelderSetting(), 0, 0)
 
 
 def test_a_run_keeps_train_and_test_apart() -> None:

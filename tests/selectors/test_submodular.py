@@ -40,7 +40,7 @@ from corefed.methods.submodular import Config, diverse
 from corefed.models.likelihood import Categorical
 from corefed.models.network import mlp
 from corefed.selectors import submodular as engine
-from corefed.selectors.similarity import Features, Metric, prepare
+from corefed.selectors.similarity import ComparedPoints, Metric, prepare
 from corefed.selectors.submodular import Objective, greedy
 from corefed.settings import config
 from corefed.training.local import LocalClients
@@ -227,14 +227,14 @@ def test_rows_are_made_once_while_there_is_room() -> None:
     ready = prepare(normal(300, 4), "cosine")
     expected = 1 - ready.similarity(torch.arange(300))
     made: list[int] = []
-    similarity = Features.similarity
+    similarity = ComparedPoints.similarity
 
-    def counted(self: Features, a: Tensor, b: Tensor | None = None) -> Tensor:
+    def counted(self: ComparedPoints, a: Tensor, b: Tensor | None = None) -> Tensor:
         made.extend(a.tolist())
         return similarity(self, a, b)
 
     score = torch.arange(300.0).double()
-    with mock.patch.object(Features, "similarity", counted):
+    with mock.patch.object(ComparedPoints, "similarity", counted):
         for room, many in ((300, 300), (0, 20 * 64)):
             made.clear()
             rows = engine.Rows(ready, room)

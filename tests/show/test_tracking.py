@@ -434,7 +434,7 @@ def test_figures_that_no_client_has_are_left_out() -> None:
         "seconds": 4.0, "coreset": {"held_out_error": [None], "size": [3.0]},
         "peak_memory_mb": 9.0,
     }  # fmt: skip
-    figures = tracking.Figures([0])
+    figures = tracking.RoundLog([0])
     assert figures.add(line).means == {
         "coreset/size": 3.0, "cost/seconds": 4.0, "cost/evaluate_seconds": 0.0,
         "cost/peak_memory_mb": 9.0, "cost/bytes_up": 1.0, "cost/bytes_down": 2.0,

@@ -67,7 +67,7 @@ def test_networks_have_the_parameters_of_the_proof() -> None:
     """T = C_1 n^(Lambda / (2 beta + Lambda)), to half of what a wider layer adds."""
     for beta, dimension in study.SCALES["paper"].problems:
         for n in study.SCALES["paper"].sizes:
-            width = study.width_of(hoelder.Setting(beta=beta, dimension=dimension, points=n))
+            width = study.width_of(hoelder.HoelderSetting(beta=beta, dimension=dimension, points=n))
             wanted = 600 * (n / 1000) ** (1 - rate_exponent(beta, dimension))
             sizes = [network_parameters(10, 2, M) for M in (width - 1, width, width + 1)]
             assert abs(sizes[1] - wanted) <= (sizes[2] - sizes[0]) / 2
@@ -146,7 +146,9 @@ def test_errors_of_a_linear_posterior_are_closed_forms() -> None:
 
 
 def test_a_gaussian_process_learns_more_from_more() -> None:
-    settings = [hoelder.Setting(beta=1.0, dimension=1, points=n, test=200) for n in (40, 400)]
+    settings = [
+        hoelder.HoelderSetting(beta=1.0, dimension=1, points=n, test=200) for n in (40, 400)
+    ]
     found = yardstick.of_seed(settings, seed=0)
     assert found[400] < found[40] / 2 < 0.25  # the variance of f is 1
 

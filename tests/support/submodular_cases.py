@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from corefed.selectors import submodular
-from corefed.selectors.similarity import Features, Metric, prepare
+from corefed.selectors.similarity import ComparedPoints, Metric, prepare
 from corefed.selectors.submodular import Objective
 from corefed_studies.bench.submodular import OBJECTIVES, by_submodlib
 
@@ -49,7 +49,7 @@ def is_tied(metric: Metric, objective: Objective) -> bool:
 def rounded_like_submodlib() -> Iterator[None]:
     """Cosines of points with themselves as submodlib's float32 has them."""
 
-    def rounded(x: Tensor, metric: Metric) -> Features:
+    def rounded(x: Tensor, metric: Metric) -> ComparedPoints:
         ready = prepare(x, metric)
         return ready._replace(own=ready.own * own_cosine(x.float()))
 

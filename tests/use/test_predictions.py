@@ -172,7 +172,9 @@ def flag(digits: Case, tmp_path: Path, wrong: torch.Tensor, target: float) -> pr
     held["y"][first] = torch.where(wrong, (right[first] + 1) % 10, right[first])
     save_file(held, tmp_path / "run" / fitted.HELD_OUT)
     model = fitted.load(tmp_path / "run")
-    return predictions.flag_for(model, "client 1", predictions.Settings(target_error=target))
+    return predictions.flag_for(
+        model, "client 1", predictions.PredictionSettings(target_error=target)
+    )
 
 
 def test_own_points_all_points_or_none(digits: Case, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_the_fewest_points() -> None:
 
 def test_no_points_at_all() -> None:
     assert selective.threshold([], [], 0.05) == Threshold(-math.inf, 0, 0, 0)
-    assert selective.wanted([], [], 0.05, 0.9) == 45
+    assert selective.points_needed([], [], 0.05, 0.9) == 45
 
 
 def test_errors_at_the_uncertain_end_are_left_out() -> None:
@@ -155,16 +155,16 @@ def test_points_that_say_nothing_are_not_kept() -> None:
 
 def test_wanted_points() -> None:
     """Without an error the fewest; with errors below the target more; above it none would do."""
-    assert selective.wanted(np.arange(10.0), np.zeros(10), 0.05, 0.9) == 45
+    assert selective.points_needed(np.arange(10.0), np.zeros(10), 0.05, 0.9) == 45
     wrong = np.arange(40) == 39  # 2.5 %
-    some = selective.wanted(np.arange(40.0), wrong, 0.05, 0.9)
+    some = selective.points_needed(np.arange(40.0), wrong, 0.05, 0.9)
     assert some is not None
     assert binom.cdf(math.ceil(0.025 * some), some, 0.05) <= 0.1
     assert binom.cdf(math.ceil(0.025 * some * 0.8), round(some * 0.8), 0.05) > 0.1
-    assert selective.wanted(np.arange(100.0), np.arange(100) % 2, 0.05, 0.9) is None
+    assert selective.points_needed(np.arange(100.0), np.arange(100) % 2, 0.05, 0.9) is None
     least = selective.fewest(1e-6, 1 - 1e-6)
     assert least > 10_000_000
-    assert selective.wanted(np.arange(10.0), np.zeros(10), 1e-6, 1 - 1e-6) == least
+    assert selective.points_needed(np.arange(10.0), np.zeros(10), 1e-6, 1 - 1e-6) == least
 
 
 def test_shapes_are_checked() -> None:

@@ -42,7 +42,7 @@ def export(
     made = dict(package.contents(taken, whole=client is None, with_program=program))
     files.write_folder(out, made.items())
     if json:
-        numbers = figures.of(run, taken.kind, taken.g, client)
+        numbers = figures.measure(run, taken.kind, taken.g, client)
         print(jsonlib.dumps({"folder": str(out), "files": list(made), **numbers}, indent=1))
     else:
         print("\n".join(f"{out / name}  {len(content):,} bytes" for name, content in made.items()))

@@ -22,7 +22,7 @@ from corefed.commands.options import Json
 
 if TYPE_CHECKING:
     from corefed.data.preparation import Preparation
-    from corefed.use.predictions import Predictions, Settings
+    from corefed.use.predictions import Predictions, PredictionSettings
 
 SCHEMA = 1
 """Of the summary that --json prints."""
@@ -80,7 +80,7 @@ def predict(
         raise UserError(f"--model is {model!r}; it must be personal or global.")
     if out is not None:
         _refuse_place(out, points)
-    settings = predictions.Settings(by, target_error, confidence, tolerance, level)
+    settings = predictions.PredictionSettings(by, target_error, confidence, tolerance, level)
     run = fitted.load(folder, client=client)
     g, _ = run.place(client, seed)
     kind = predictions.kind_of(run, model or "")
@@ -149,7 +149,7 @@ def _progress(total: int, block: int, *, silent: bool) -> Iterator[Callable[[int
 
 
 def _lines(
-    ids: Sequence[str], found: Predictions, settings: Settings, preparation: Preparation
+    ids: Sequence[str], found: Predictions, settings: PredictionSettings, preparation: Preparation
 ) -> Iterator[str]:
     """The CSV: a heading and one row per point, numbers to float32's seven digits."""
     classes = bool(preparation.labels)
@@ -162,7 +162,7 @@ def _lines(
 
 
 def _of_classes(
-    found: Predictions, settings: Settings, preparation: Preparation
+    found: Predictions, settings: PredictionSettings, preparation: Preparation
 ) -> dict[str, list[Any]]:
     said, labels = found.said, preparation.labels
     best = said.mean.argmax(-1)
@@ -177,7 +177,7 @@ def _of_classes(
 
 
 def _of_targets(
-    found: Predictions, settings: Settings, preparation: Preparation
+    found: Predictions, settings: PredictionSettings, preparation: Preparation
 ) -> dict[str, list[Any]]:
     from corefed.use.predictions import half_width  # torch takes a second
 
@@ -215,7 +215,7 @@ def _print(text: str) -> None:
 # --- the summary ----------------------------------------------------------------------------------
 
 
-def _summary(found: Predictions, settings: Settings) -> dict[str, Any]:
+def _summary(found: Predictions, settings: PredictionSettings) -> dict[str, Any]:
     """What the flag is and did."""
     if found.flag is None or found.review is None:
         return {}

@@ -29,17 +29,6 @@ PATIENCE = 10
 on one alone it often just pauses."""
 
 
-def solve_debiased(
-    problem: Problem,
-    *,
-    iterations: int = 0,
-    generators: Sequence[torch.Generator] = (),
-    tolerance: float = TOLERANCE,
-) -> Solution:
-    """A-IHT II: one exact step on the new support after each projection."""
-    return solve(problem, iterations=iterations, tolerance=tolerance, debias=True)
-
-
 def solve(
     problem: Problem,
     *,
@@ -50,7 +39,12 @@ def solve(
     debias: bool = False,
     momentum: bool = True,
 ) -> Solution:
-    """A-IHT, or without `momentum` plain IHT; a `tolerance` below 0 makes all the iterations."""
+    """A-IHT. With `debias` A-IHT II, which makes one exact step on the new support after each
+    projection; without `momentum` (tau = 0) plain IHT (Blumensath and Davies, 2009) with exact
+    steps, the baseline that shows what acceleration is worth.
+
+    A `tolerance` below 0 makes all the iterations.
+    """
     points, y, k, mask = problem
     most = problem.most
     w = torch.zeros_like(mask, dtype=y.dtype)  # line 1

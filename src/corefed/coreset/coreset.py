@@ -26,7 +26,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from corefed import __version__
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.coreset import draws, likelihoods, modules, sources
+from corefed.coreset import likelihoods, modules, sources
+from corefed.coreset.draws import wrap_stacked
 from corefed.coreset.likelihoods import LogLikelihood
 
 SCHEMA = 1
@@ -92,7 +93,7 @@ class Coreset:
         if not stacked:
             values = self.call(theta, x, y)
             return (values * self.weights.to(values)).sum()
-        drawn = draws.stacked(theta)
+        drawn = wrap_stacked(theta)
         with torch.no_grad():
             function = likelihoods.prepare(self.call, drawn, x, y)
             values = likelihoods.evaluate(function, drawn, x, y, _BUDGET)

@@ -74,7 +74,7 @@ def interpret(draws: object) -> Posterior:
     if isinstance(draws, MeanField) or (isinstance(draws, tuple) and len(draws) == 2):
         return Posterior(_normal(*draws), None)
     if isinstance(draws, Tensor | np.ndarray | Mapping):
-        return Posterior(None, stacked(draws))
+        return Posterior(None, wrap_stacked(draws))
     if isinstance(draws, Sequence) and not isinstance(draws, str):
         return Posterior(None, _one_by_one(draws))
     sample = getattr(draws, "sample", None)
@@ -108,7 +108,7 @@ def split(posterior: Posterior, samples: int, fresh: int, seed: int) -> tuple[Dr
     return fitted._replace(number=count), _some(fixed, list(range(available, fixed.number)))
 
 
-def held(draws: Draws, device: torch.device, limit: int) -> Draws:
+def hold(draws: Draws, device: torch.device, limit: int) -> Draws:
     """The same draws on `device`, kept in memory where they take at most `limit` bytes."""
 
     def moved(start: int, stop: int) -> Theta:
@@ -118,10 +118,10 @@ def held(draws: Draws, device: torch.device, limit: int) -> Draws:
     itemsize = max(t.element_size() for t in leaves(first))
     if draws.number * draws.width * itemsize > limit:
         return draws._replace(block=moved)
-    return stacked(moved(0, draws.number))
+    return wrap_stacked(moved(0, draws.number))
 
 
-def stacked(theta: object) -> Draws:
+def wrap_stacked(theta: object) -> Draws:
     """Draws that lie in memory, stacked along the first axis."""
     theta = _floating(theta)
     counts = {len(t) if t.dim() else 0 for t in leaves(theta)}
@@ -234,7 +234,7 @@ def _sampled(sample: Callable[[torch.Size], Any]) -> Callable[[int, int, str], D
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(rng.key(seed, 0, 0, purpose))
-            drawn = stacked(sample(torch.Size((count,))))
+            drawn = wrap_stacked(sample(torch.Size((count,))))
         if drawn.number != count:
             raise UserError(f".sample(({count},)) gave {drawn.number} draws along its first axis.")
         return drawn

@@ -30,14 +30,14 @@ from corefed.coreset.coreset import Coreset, Diagnostics
 from corefed.coreset.draws import (
     Draws,
     Posterior,
-    held,
+    hold,
     interpret,
     leaves,
     refuse_equal,
     split,
-    stacked,
+    wrap_stacked,
 )
-from corefed.coreset.passes import Progress, Work
+from corefed.coreset.passes import DataPass, Progress
 from corefed.coreset.problem import Problem, Solution, norm2
 from corefed.coreset.refit import choose_shrink, refit
 
@@ -113,7 +113,7 @@ def build(
         move = passes.mover(where)
         function = likelihoods.prepare(call, fitted, move(x), move(y))
         chunk = chunk or max(1, min(CHUNK, memory // (48 * (fitted.number + fresh.number))))
-        work = Work(function, source, where, chunk, min(TILE, max(1, memory // 128)))
+        work = DataPass(function, source, where, chunk, min(TILE, max(1, memory // 128)))
         kind = _store(store, source.n * fitted.number * function.dtype.itemsize, memory, folder)
         sink = passes.sink_for(kind, work, fitted, folder)
         stack.callback(sink.close)
@@ -195,7 +195,7 @@ def _check(
             raise UserError(f"{name} is {value}; it must be {least} or more.")
     if shrink != "auto" and not (isinstance(shrink, int | float) and 0 <= shrink < float("inf")):
         raise UserError(f"shrink is {shrink!r}; it must be 'auto' or a number that is 0 or more.")
-    needed = solvers.named(solver).resample
+    needed = solvers.find(solver).resample
     if needed and resample is None:
         raise UserError(
             "sparse-vi draws from the coreset's own posterior at every step: give resample, a "
@@ -247,7 +247,7 @@ def _draws(
         samples = samples or max(MANY * k if k < n else 0, MINIMUM)
     fitted, fresh = split(posterior, samples, FRESH, seed)
     refuse_equal(fitted)
-    return held(fitted, where, memory // 8), held(fresh, where, memory // 8)
+    return hold(fitted, where, memory // 8), hold(fresh, where, memory // 8)
 
 
 def _store(wanted: str, size: int, memory: int, scratch: Path | None) -> str:
@@ -285,7 +285,7 @@ def _everything(problem: Problem) -> Solution:
 
 def _resampler(
     stack: ExitStack,
-    work: Work,
+    work: DataPass,
     resample: Resample,
     k: int,
     draws: int,
@@ -300,10 +300,10 @@ def _resampler(
         before.close()
         index = (w[0] > 0).nonzero().squeeze(-1)
         generator = rng.generator(seed, step, 0, "resample")
-        drawn = stacked(resample(index.cpu(), w[0, index].cpu(), draws, generator))
-        kept = held(drawn, work.device, 0)
-        sink = passes.sink_for(kind, work, kept, scratch)
+        drawn = wrap_stacked(resample(index.cpu(), w[0, index].cpu(), draws, generator))
+        held = hold(drawn, work.device, 0)
+        sink = passes.sink_for(kind, work, held, scratch)
         before.callback(sink.close)
-        return passes.as_problem(sink.points(), passes.fill(work, kept, sink), k)
+        return passes.as_problem(sink.points(), passes.fill(work, held, sink), k)
 
     return again

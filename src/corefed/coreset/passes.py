@@ -14,8 +14,8 @@ from corefed.base.errors import UserError
 from corefed.coreset import likelihoods, sources
 from corefed.coreset.draws import Draws
 from corefed.coreset.likelihoods import PerExample
-from corefed.coreset.problem import Points, Problem
-from corefed.coreset.sources import Batch, Source
+from corefed.coreset.problem import Potentials, Problem
+from corefed.coreset.sources import Batch, PointSource
 from corefed.coreset.store import FileStore, MemorySink, Recompute, Sink
 from corefed.coreset.uniform import uniform_error
 
@@ -26,11 +26,11 @@ AGAIN = 8
 """Chosen points that are read a second time to see that they are still the same."""
 
 
-class Work(NamedTuple):
+class DataPass(NamedTuple):
     """What every pass needs."""
 
     function: PerExample
-    source: Source
+    source: PointSource
     device: torch.device
     chunk: int  # points at once
     tile: int  # numbers of an intermediate result at once
@@ -85,7 +85,7 @@ def centred(log_p: Tensor) -> Tensor:
     return log_p.sub_(log_p.mean(-1, keepdim=True)).mul_(log_p.shape[-1] ** -0.5)
 
 
-def sink_for(kind: str, work: Work, draws: Draws, scratch: Path | None) -> Sink:
+def sink_for(kind: str, work: DataPass, draws: Draws, scratch: Path | None) -> Sink:
     """An empty store of one kind for the potentials of all points under `draws`."""
     n, dtype, device = work.source.n, work.function.dtype, work.device
     if kind == "memory":
@@ -102,13 +102,13 @@ def sink_for(kind: str, work: Work, draws: Draws, scratch: Path | None) -> Sink:
     )
 
 
-def fill(work: Work, draws: Draws, sink: Sink) -> Tensor:
+def fill(work: DataPass, draws: Draws, sink: Sink) -> Tensor:
     """All potentials into `sink`; y = sum_j g_j [S] in float64."""
     return survey(work, draws, None, sink, lambda stage, done, total: None)[0]
 
 
 def survey(
-    work: Work, fitted: Draws, fresh: Draws | None, sink: Sink, show: Progress
+    work: DataPass, fitted: Draws, fresh: Draws | None, sink: Sink, show: Progress
 ) -> tuple[Tensor, Check]:
     """The pass over the data: (y [S], sums under the fresh draws)."""
     y = torch.zeros(fitted.number, dtype=torch.float64, device=work.device)
@@ -136,7 +136,7 @@ def survey(
     return y, Check(check, float(squares))
 
 
-def as_problem(points: Points, y: Tensor, k: int) -> Problem:
+def as_problem(points: Potentials, y: Tensor, k: int) -> Problem:
     n = points.shape[1]
     return Problem(
         points,
@@ -153,7 +153,9 @@ class Judgement(NamedTuple):
     uniform: float  # what k points at random with weights n/k expect
 
 
-def judge(work: Work, fresh: Draws, check: Check, points: Batch, w: Tensor, k: int) -> Judgement:
+def judge(
+    work: DataPass, fresh: Draws, check: Check, points: Batch, w: Tensor, k: int
+) -> Judgement:
     """The coreset on draws it has not seen, beside what a uniform subset of k points expects."""
     mine = torch.zeros_like(check.total)
     if len(w):
@@ -166,7 +168,7 @@ def judge(work: Work, fresh: Draws, check: Check, points: Batch, w: Tensor, k: i
     return Judgement(check.total * scale, mine * scale, error, max(uniform, 0.0))
 
 
-def refuse_changing(work: Work, draws: Draws, points: Batch, stored: Tensor) -> None:
+def refuse_changing(work: DataPass, draws: Draws, points: Batch, stored: Tensor) -> None:
     """Points read again must be those of the pass: a data set that augments at random has none."""
     few: Any = tuple(sources.rows(part, slice(len(stored))) for part in points)
     log_p = work.log_p(draws, few)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 
-class Points(Protocol):
+class Potentials(Protocol):
     """Potentials g_j of n points for C clients, as S numbers each."""
 
     @property
@@ -67,7 +67,7 @@ class Dense:
 
 
 class Problem(NamedTuple):
-    points: Points
+    points: Potentials
     y: Tensor  # [C, S]
     k: Tensor  # [C] int, at most the number of real points
     mask: Tensor  # [C, n] bool: real points

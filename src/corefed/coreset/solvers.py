@@ -1,8 +1,11 @@
-"""Every solver by name: one file each, one interface (`problem.Solver`)."""
+"""Every solver by name, with one interface (`problem.Solver`)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from corefed.base.errors import UserError, did_you_mean
@@ -17,6 +20,7 @@ class Entry(NamedTuple):
     description: str
     refit: bool = True  # its weights are a fit to the potentials, which a refit may shrink
     resample: bool = False  # it needs draws of the coreset's own posterior at every step
+    options: Mapping[str, bool] = MappingProxyType({})  # that make this solver of the function
 
 
 SOLVERS: dict[str, Entry] = {
@@ -27,9 +31,19 @@ SOLVERS: dict[str, Entry] = {
         "omp", "solve", "orthogonal matching pursuit with a non-negative refit, a point at a time"
     ),
     "omp-block": Entry("omp", "solve_in_blocks", "the same, k/20 points at a time"),
-    "aiht-2": Entry("aiht", "solve_debiased", "accelerated iterative hard thresholding, de-biased"),
+    "aiht-2": Entry(
+        "aiht",
+        "solve",
+        "accelerated iterative hard thresholding, de-biased",
+        options={"debias": True},
+    ),
     "aiht": Entry("aiht", "solve", "accelerated iterative hard thresholding (Algorithm 2)"),
-    "iht": Entry("iht", "solve", "iterative hard thresholding with exact steps"),
+    "iht": Entry(
+        "aiht",
+        "solve",
+        "iterative hard thresholding with exact steps",
+        options={"momentum": False},
+    ),
     "giga": Entry("giga", "solve", "greedy iterative geodesic ascent"),
     "frank-wolfe": Entry("frank_wolfe", "solve", "Frank-Wolfe on the scaled simplex"),
     "sparse-vi": Entry(
@@ -46,7 +60,7 @@ SOLVERS: dict[str, Entry] = {
 DEFAULT = "exchange"
 
 
-def named(name: str) -> Entry:
+def find(name: str) -> Entry:
     """What is known of a solver; an unknown one is a sentence with the nearest."""
     if name not in SOLVERS:
         hint = did_you_mean(name, SOLVERS)
@@ -56,6 +70,7 @@ def named(name: str) -> Entry:
 
 def get(name: str) -> Solver:
     """The solver of that name."""
-    entry = named(name)
-    solver: Solver = getattr(import_module(f"corefed.coreset.{entry.module}"), entry.function)
+    entry = find(name)
+    function = getattr(import_module(f"corefed.coreset.{entry.module}"), entry.function)
+    solver: Solver = partial(function, **entry.options) if entry.options else function
     return solver

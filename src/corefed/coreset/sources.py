@@ -34,13 +34,13 @@ Batch = tuple[Any, Any]
 """(x, y) of some points."""
 
 
-class Source(NamedTuple):
+class PointSource(NamedTuple):
     n: int
     batches: Callable[[int], Iterator[Batch]]  # in order, at least this many points but the last
     take: Callable[[Tensor], Batch]  # the points of ascending indices
 
 
-def adapt(data: object, dtype: torch.dtype) -> Source:
+def adapt(data: object, dtype: torch.dtype) -> PointSource:
     """The source behind `data`; floating numpy arrays become `dtype`, that of the draws."""
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
@@ -106,7 +106,7 @@ def join(parts: Sequence[Any]) -> Any:
     return tuple(join([part[i] for part in parts]) for i in range(len(parts[0])))
 
 
-def _in_memory(x: Any, y: Any) -> Source:
+def _in_memory(x: Any, y: Any) -> PointSource:
     if count(x) != count(y):
         raise UserError(f"x has {count(x)} points but y has {count(y)}.")
     n = count(x)
@@ -119,10 +119,10 @@ def _in_memory(x: Any, y: Any) -> Source:
     def take(index: Tensor) -> Batch:
         return rows(x, index), rows(y, index)
 
-    return Source(n, batches, take)
+    return PointSource(n, batches, take)
 
 
-def _loader(loader: DataLoader[Any]) -> Source:
+def _loader(loader: DataLoader[Any]) -> PointSource:
     """The loader's dataset in order, with its own batches, collate function and workers."""
     if loader.batch_size is None and loader.batch_sampler is None:
         raise UserError("A DataLoader with batch_size=None has no points to count; set it.")
@@ -146,7 +146,9 @@ def _loader(loader: DataLoader[Any]) -> Source:
     return _indexed(loader.dataset, size, loader.collate_fn, loader.num_workers)
 
 
-def _indexed(data: Any, read: int, collate: Callable[[list[Any]], Any], workers: int) -> Source:
+def _indexed(
+    data: Any, read: int, collate: Callable[[list[Any]], Any], workers: int
+) -> PointSource:
     n = len(data)
     _refuse_empty(n)
 
@@ -162,10 +164,10 @@ def _indexed(data: Any, read: int, collate: Callable[[list[Any]], Any], workers:
         ]
         return join([x for x, _ in parts]), join([y for _, y in parts])
 
-    return Source(n, batches, take)
+    return PointSource(n, batches, take)
 
 
-def _stream(loader: Callable[[], DataLoader[Any]]) -> Source:
+def _stream(loader: Callable[[], DataLoader[Any]]) -> PointSource:
     """Items that come one after the other: counted in a pass of their own, found in another."""
     n = sum(count(_pair(batch)[0]) for batch in loader())
     _refuse_empty(n)
@@ -182,7 +184,7 @@ def _stream(loader: Callable[[], DataLoader[Any]]) -> Source:
             start = stop
         return join([x for x, _ in found]), join([y for _, y in found])
 
-    return Source(n, lambda size: _merged(loader(), size), take)
+    return PointSource(n, lambda size: _merged(loader(), size), take)
 
 
 def _merged(loader: DataLoader[Any], size: int) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""Potentials of one problem (C = 1) with many points: `problem.Points` in bounded memory.
+"""Potentials of one problem (C = 1) with many points: `problem.Potentials` in bounded memory.
 
 `FileStore` writes them once into a scratch file and reads it in blocks into one reused buffer; not
 by mmap, whose pages would count as resident. The file has no name where the system allows that, so
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.coreset.problem import Dense, Points
+from corefed.coreset.problem import Dense, Potentials
 
 BLOCK = 16 << 20
 """Bytes read at once: large against the cost of a call, small against memory."""
@@ -29,7 +29,7 @@ class Sink(Protocol):
     """Takes the potentials [b, S] of all points in order, then serves them."""
 
     def append(self, g: Tensor) -> None: ...
-    def points(self) -> Points: ...
+    def points(self) -> Potentials: ...
     def close(self) -> None: ...
 
 
@@ -44,7 +44,7 @@ class MemorySink:
         self.g[self.filled : self.filled + len(g)] = g
         self.filled += len(g)
 
-    def points(self) -> Points:
+    def points(self) -> Potentials:
         return Dense(self.g.unsqueeze(0))
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class FileStore(_One):
             while content:
                 content = content[self._file.write(content) :]
 
-    def points(self) -> Points:
+    def points(self) -> Potentials:
         return self
 
     def correlate(self, r: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ class Recompute(_One):
     def append(self, g: Tensor) -> None:
         self._note(g)
 
-    def points(self) -> Points:
+    def points(self) -> Potentials:
         return self
 
     def correlate(self, r: Tensor) -> Tensor:

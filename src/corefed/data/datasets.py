@@ -145,7 +145,7 @@ def _check_reading(name: str, reading: Settings) -> None:
         raise UserError(f"{wrong} is a setting of table:PATH; {name} has no columns.")
 
 
-def look(name: str, data_dir: Path | None) -> npz.Look | None:
+def look(name: str, data_dir: Path | None) -> npz.Outline | None:
     """What an .npz file is like, before it is read; None for other data."""
     return npz.look(_path(name, data_dir)) if name.startswith("npz:") else None
 
@@ -170,7 +170,7 @@ def _path(name: str, data_dir: Path | None) -> Path:
     kind, _, written = name.partition(":")
     if not written or written == "PATH":
         raise UserError(f"Data set {name!r} names no path; write {kind}:PATH with yours.")
-    return fetch.named(written, data_dir)
+    return fetch.find_path(written, data_dir)
 
 
 def _embed(name: str, found: ImageSet, embedder: Embedding | None, bad_images: str) -> Dataset:

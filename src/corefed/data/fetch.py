@@ -34,7 +34,7 @@ def cache() -> Path:
     return Path(pooch.os_cache("corefed"))
 
 
-def named(path: str, data_dir: Path | None) -> Path:
+def find_path(path: str, data_dir: Path | None) -> Path:
     """What the user named, as it is written or else under data_dir or $COREFED_DATA."""
     given = Path(os.path.expanduser(path))
     places = [given]

@@ -46,7 +46,7 @@ _POINTS_NOISE, _TEST_NOISE = 33, 35
 """Keep the draws of one client apart."""
 
 
-class Setting(NamedTuple):
+class HoelderSetting(NamedTuple):
     """What a name such as synthetic-hoelder:beta=1,dimension=2,points=1000 says."""
 
     beta: float = 1.0
@@ -76,37 +76,37 @@ class HoelderRegression(NamedTuple):
     bound: float  # F: no f_i is larger in absolute value
 
 
-def parse(name: str) -> Setting:
+def parse(name: str) -> HoelderSetting:
     """The setting behind a data set's name; what is not said is as by default."""
     kind, _, written = name.partition(":")
     given: dict[str, Any] = {}
     for part in filter(None, written.split(",")):
         key, _, text = part.partition("=")
-        if key not in Setting._fields:
-            known = ", ".join(Setting._fields)
+        if key not in HoelderSetting._fields:
+            known = ", ".join(HoelderSetting._fields)
             raise UserError(f"{kind} has no setting {key!r}, in {name!r}; it has {known}.")
-        whole = isinstance(Setting._field_defaults[key], int)
+        whole = isinstance(HoelderSetting._field_defaults[key], int)
         try:
             given[key] = int(text) if whole else float(text)
         except ValueError as error:
             what = "a whole number" if whole else "a number"
             raise UserError(f"{key} is {text!r} in {name!r}; it must be {what}.") from error
-    setting = Setting(**given)
+    setting = HoelderSetting(**given)
     _check(setting)
     return setting
 
 
-def name_of(setting: Setting) -> str:
+def name_of(setting: HoelderSetting) -> str:
     """The name that `parse` reads: only what differs from the defaults."""
     said = [
         f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in setting._asdict().items()
-        if value != Setting._field_defaults[key]
+        if value != HoelderSetting._field_defaults[key]
     ]
     return ":".join((NAME, ",".join(said))) if said else NAME
 
 
-def draw(setting: Setting, clients: int, seed: int) -> HoelderRegression:
+def draw(setting: HoelderSetting, clients: int, seed: int) -> HoelderRegression:
     """All clients of one seed."""
     _check(setting)
     beta, dimension, ambient = setting.beta, setting.dimension, setting.ambient
@@ -253,7 +253,7 @@ def _single(values: Array) -> Tensor:
     return torch.from_numpy(values).to(torch.float32)
 
 
-def _check(setting: Setting) -> None:
+def _check(setting: HoelderSetting) -> None:
     if not 0 < setting.beta <= SMOOTHEST:
         raise UserError(f"beta is {setting.beta:g}; it must be above 0 and at most {SMOOTHEST:g}.")
     if not 1 <= setting.dimension <= setting.ambient:

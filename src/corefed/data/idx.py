@@ -17,7 +17,7 @@ from corefed.base.errors import UserError
 from corefed.data.fetch import locate
 
 
-class Source(NamedTuple):
+class Mirror(NamedTuple):
     """Where a set of four IDX files comes from, and the MD5 of each file, in `IDX_FILES` order."""
 
     mirror: str
@@ -33,7 +33,7 @@ IDX_FILES = (
 
 # The official MD5s; the mirrors serve the same bytes as the original pages.
 IDX_SOURCES = {
-    "mnist": Source(
+    "mnist": Mirror(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         (
             "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -42,7 +42,7 @@ IDX_SOURCES = {
             "ec29112dd5afa0611ce80d1b7f02629c",
         ),
     ),
-    "fashion-mnist": Source(
+    "fashion-mnist": Mirror(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         (
             "8d4fb7e6c68d591d4c3dfef9ec88bf0d",

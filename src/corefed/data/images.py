@@ -53,7 +53,7 @@ def find(root: Path, *, partial: bool = False) -> ImageSet:
     return ImageSet(pictures(root, files), np.array(y), divided, labels, notes)
 
 
-def listed(folder: Path) -> tuple[list[str], list[Path]]:
+def list_folder(folder: Path) -> tuple[list[str], list[Path]]:
     """Names of the folders, and the images, that lie in a folder itself."""
     entries = _entries(folder)
     files = sorted(Path(entry.path) for entry in entries if not _is_folder(entry))

@@ -30,7 +30,7 @@ Clients = Mapping[Any, Sequence[Any]]
 """Name -> (X, y), or (X_train, y_train, X_test, y_test)."""
 
 
-class Pool(NamedTuple):
+class GivenPoints(NamedTuple):
     """Points of all clients, before a seed says which are held out."""
 
     names: list[Any]  # as they were given: text or whole numbers
@@ -52,7 +52,7 @@ class Pool(NamedTuple):
         return found
 
 
-def gather(given: Clients, test: Clients | None, task: str) -> Pool:
+def gather(given: Clients, test: Clients | None, task: str) -> GivenPoints:
     """All clients' arrays, checked and put one after the other."""
     names = _names(given)
     for name in test or ():
@@ -83,10 +83,10 @@ def gather(given: Clients, test: Clients | None, task: str) -> Pool:
         standardise=True,
     )
     step = 2 if apart[0] else 1
-    return Pool(names, dataset, different, rows[::step], rows[1::2] if apart[0] else None)
+    return GivenPoints(names, dataset, different, rows[::step], rows[1::2] if apart[0] else None)
 
 
-def federate(pool: Pool, run: Run, fraction: float) -> FederatedData:
+def federate(pool: GivenPoints, run: Run, fraction: float) -> FederatedData:
     """The clients of every seed side by side."""
     scale = run.scale
     if scale == "auto":

@@ -29,20 +29,20 @@ CLIENTS = ("client", "clients", "group", "groups")
 MEANT = "X and y, or X_train and y_train, and with these X_test and y_test where there are any"
 
 
-class Look(NamedTuple):
+class Outline(NamedTuple):
     """What a file is like, from its headers."""
 
     shape: tuple[int, ...]  # of a point
     client: str  # the array that says whose points they are; empty: none does
 
 
-def look(path: Path) -> Look:
+def look(path: Path) -> Outline:
     """Without reading an array."""
     headers = arrays.headers(path)
     x = _pairs(path, headers)[0][0]
     known = {name.lower().removesuffix("_train"): name for name in headers}
     client = next((known[name].removesuffix("_train") for name in CLIENTS if name in known), "")
-    return Look(headers[x].shape[1:] or (1,), client)
+    return Outline(headers[x].shape[1:] or (1,), client)
 
 
 def read(path: Path, memory_mb: int, client: str = "", task: str = "auto") -> Dataset:

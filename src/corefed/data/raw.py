@@ -148,7 +148,7 @@ def images_in(path: Path, preparation: Preparation, target_wanted: bool) -> Raw:
     """A folder with a folder a class, or a folder of images: these have no y."""
     if not path.is_dir():
         raise UserError(f"{path} is no folder; this model was trained on images.")
-    below, plain = images.listed(path)
+    below, plain = images.list_folder(path)
     if plain and below:
         raise UserError(f"{path} has images beside folders; put them into one or the other.")
     if plain and target_wanted:

@@ -67,7 +67,7 @@ def build(
     """The network that a factory makes, looked up by its name unless it is at hand."""
     factory = find(name) if factory is None else factory
     point = Point(name, tuple(shape), likelihood.outputs)
-    module = made(factory, point, seed=0)
+    module = make_module(factory, point, seed=0)
     shapes = _trained(module)
     size = sum(math.prod(each) for each in shapes.values())
     _refuse_large(name, size, 0, memory_mb)
@@ -79,7 +79,7 @@ def build(
 
     def init(g: torch.Generator, std: float) -> Tensor:
         seed = int(torch.randint(1 << 62, (), generator=g, device=g.device))
-        fresh = made(factory, point, seed)
+        fresh = make_module(factory, point, seed)
         if _trained(fresh) != shapes:
             raise UserError(f"The model {name} has other parameters each time that it is made.")
         weights = [p.detach().reshape(-1) for p in fresh.parameters() if p.requires_grad]
@@ -159,7 +159,7 @@ def _here() -> Iterator[None]:
 # --- making ---------------------------------------------------------------------------------------
 
 
-def made(factory: Factory, point: Point, seed: int) -> nn.Module:
+def make_module(factory: Factory, point: Point, seed: int) -> nn.Module:
     """A module in float32 and evaluation mode, its weights drawn by `seed`."""
     arguments = _arguments(factory, point)
     with _here(), torch.random.fork_rng(devices=[]):

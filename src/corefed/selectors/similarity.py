@@ -16,7 +16,7 @@ from corefed.base.errors import UserError
 Metric = Literal["cosine", "euclidean"]
 
 
-class Features(NamedTuple):
+class ComparedPoints(NamedTuple):
     """Features made ready for products: unit rows, or centred ones."""
 
     metric: Metric
@@ -37,7 +37,7 @@ class Features(NamedTuple):
         return apart.div_(-self.rows.shape[1]).exp_()
 
 
-def prepare(x: Tensor, metric: Metric) -> Features:
+def prepare(x: Tensor, metric: Metric) -> ComparedPoints:
     """The points x [n, p], read as float32 and worked on in float64."""
     x = x.float()
     if not bool(x.isfinite().all()):
@@ -46,8 +46,8 @@ def prepare(x: Tensor, metric: Metric) -> Features:
     if metric == "euclidean":
         rows -= rows.mean(0)  # smaller squares to take differences of
         squares = rows.square().sum(-1)
-        return Features(metric, rows, squares, torch.ones_like(squares))
+        return ComparedPoints(metric, rows, squares, torch.ones_like(squares))
     norm = rows.norm(dim=-1)
     rows /= torch.where(norm > 0, norm, 1.0).unsqueeze(-1)
     own = (norm > 0).double()
-    return Features(metric, rows, own, own)
+    return ComparedPoints(metric, rows, own, own)

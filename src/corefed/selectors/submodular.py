@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.selectors.similarity import Features, Metric, prepare
+from corefed.selectors.similarity import ComparedPoints, Metric, prepare
 
 Objective = Literal["logdet", "dispsum", "dispmin"]
 
@@ -104,7 +104,7 @@ def _tie(score: float) -> float:
 class Rows:
     """Rows of distances, made together with those that may be asked for next, and kept."""
 
-    def __init__(self, points: Features, room: int) -> None:
+    def __init__(self, points: ComparedPoints, room: int) -> None:
         self.points, self.room = points, max(BLOCK, room)
         self.made = torch.zeros(len(points.rows), dtype=torch.bool, device=points.rows.device)
         self.kept: dict[int, Tensor] = {}
@@ -162,7 +162,7 @@ def _disparity_min(distances: Rows, n: int, k: int) -> Picks:
 class LowRank:
     """R = U H U^T for cosines, with U [n, p] the unit rows: p numbers a point, whatever k."""
 
-    def __init__(self, points: Features) -> None:
+    def __init__(self, points: ComparedPoints) -> None:
         self.U = points.rows
         self.H = torch.eye(self.U.shape[1], dtype=self.U.dtype, device=self.U.device)
 
@@ -181,7 +181,7 @@ class LowRank:
 class Factored:
     """R = S - C^T C for any similarities, with C [k, n] the rows of the Cholesky factor so far."""
 
-    def __init__(self, points: Features, k: int) -> None:
+    def __init__(self, points: ComparedPoints, k: int) -> None:
         self.points, self.size = points, 0
         self.C = points.rows.new_empty(k, len(points.rows))
 

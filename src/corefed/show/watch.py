@@ -39,7 +39,7 @@ WIDTH = 40
 """Characters of a curve, at most."""
 
 
-class Look(NamedTuple):
+class Snapshot(NamedTuple):
     """A run as its folder shows it at one moment."""
 
     path: Path
@@ -59,7 +59,7 @@ class Reader:
         self._lines: list[record.Line] = []
         self._end = 0  # of the last whole line
 
-    def look(self) -> Look:
+    def look(self) -> Snapshot:
         path = self._path
         try:
             about = (path / record.EXPERIMENT).stat()
@@ -83,7 +83,7 @@ class Reader:
             raise UserError(
                 f"{path / record.EXPERIMENT} is not of a run: it has no {min(missing)}."
             )
-        return Look(path, self._values, list(self._lines), finished, written)
+        return Snapshot(path, self._values, list(self._lines), finished, written)
 
     def _read(self, file: Path) -> float | None:
         """Take in new whole lines; when the last was written, None before the first."""
@@ -148,7 +148,7 @@ def follow(
         return 128 + signal.SIGINT  # what a shell expects
 
 
-def picture(look: Look, now: float, *, plain: bool = False) -> RenderableType:
+def picture(look: Snapshot, now: float, *, plain: bool = False) -> RenderableType:
     """Everything that is shown, one part under the other."""
     parts: list[RenderableType] = [Text(_about(look), style="bold"), _progress(look)]
     if look.lines:
@@ -166,7 +166,7 @@ def picture(look: Look, now: float, *, plain: bool = False) -> RenderableType:
     return Group(*parts)
 
 
-def _about(look: Look) -> str:
+def _about(look: Snapshot) -> str:
     values = look.values
     seeds = values["seeds"]
     words = [
@@ -178,7 +178,7 @@ def _about(look: Look) -> str:
     return ", ".join(words)
 
 
-def _progress(look: Look) -> Table:
+def _progress(look: Snapshot) -> Table:
     done, rounds = len(look.lines), look.values["rounds"]
     row = Table.grid(padding=(0, 1))
     left = sum(map(_seconds, look.lines)) / max(1, done) * (rounds - done)
@@ -236,7 +236,7 @@ def _answers(federation: dict[str, Any]) -> str:
     return f"{words}; left out: {', '.join(lost)}" if lost else words
 
 
-def _state(look: Look, ago: float) -> Text:
+def _state(look: Snapshot, ago: float) -> Text:
     """How fresh this is, and what to do where it is not."""
     if look.finished:
         return Text(f"finished {duration(ago)} ago", style="green")

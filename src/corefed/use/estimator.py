@@ -21,7 +21,7 @@ from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.data import memory
 from corefed.data.classes import numbered
-from corefed.data.memory import Array, Clients, Pool
+from corefed.data.memory import Array, Clients, GivenPoints
 from corefed.models.own import Factory, name_of
 from corefed.settings.config import MEMORY, Experiment, resolve, to_dict
 from corefed.training import checkpoint, fitted, record, rounds
@@ -280,7 +280,7 @@ def _model_name(model: str | Factory | None) -> str:
 
 
 def _of_data(
-    pool: Pool, model: str | Factory | None, settings: Mapping[str, Any]
+    pool: GivenPoints, model: str | Factory | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Settings that follow from the data."""
     shape = pool.dataset.x.shape[1:]

@@ -40,7 +40,7 @@ prior N(0, 0.1^2) is where the means start: one of width 1 outweighs 60000 image
 80000 weights, and a short training would not leave it."""
 
 
-class Table(NamedTuple):
+class PointSet(NamedTuple):
     """Points to choose from."""
 
     name: str
@@ -49,7 +49,7 @@ class Table(NamedTuple):
     classes: int  # 0 for targets
 
 
-class Fitted(NamedTuple):
+class PosteriorFit(NamedTuple):
     """All that `build` needs, and a sentence about it."""
 
     text: str
@@ -59,7 +59,7 @@ class Fitted(NamedTuple):
     resample: Callable[[Tensor, Tensor, int, torch.Generator], Tensor] | None
 
 
-def load(name: str, data_dir: Path | None, seed: int) -> Table:
+def load(name: str, data_dir: Path | None, seed: int) -> PointSet:
     """A named set's training points, or the arrays of npz:PATH."""
     if name.startswith("npz:"):
         return _from_npz(Path(name.removeprefix("npz:")))
@@ -67,49 +67,55 @@ def load(name: str, data_dir: Path | None, seed: int) -> Table:
     rows = torch.arange(len(dataset.y))
     if dataset.held_out is not None:
         rows = rows[~dataset.held_out]
-    return Table(name, dataset.values(rows).flatten(1), dataset.y[rows], dataset.classes)
+    return PointSet(name, dataset.values(rows).flatten(1), dataset.y[rows], dataset.classes)
 
 
-def choose(model: str, table: Table) -> str:
+def choose(model: str, given: PointSet) -> str:
     """auto: logistic for two labels in an npz, a network for other labels and for named data,
     linear for measurements in an npz."""
     if model not in MODELS:
         raise UserError(f"There is no model {model!r}; use one of {', '.join(MODELS)}.")
-    own = table.name.startswith("npz:")
+    own = given.name.startswith("npz:")
     if model == "auto":
-        if not own or table.classes > 2:
+        if not own or given.classes > 2:
             return "mlp"
-        return "logistic" if table.classes == 2 else "linear"
-    if model == "logistic" and table.classes != 2:
-        raise UserError(f"logistic needs labels of two values; {table.name} has {_kind(table)}.")
-    single = table.classes or table.y.shape[1] == 1
-    if model == "linear" and (table.classes > 2 or not single):
-        raise UserError(f"linear needs one measured target; {table.name} has {_kind(table)}.")
+        return "logistic" if given.classes == 2 else "linear"
+    if model == "logistic" and given.classes != 2:
+        raise UserError(f"logistic needs labels of two values; {given.name} has {_kind(given)}.")
+    single = given.classes or given.y.shape[1] == 1
+    if model == "linear" and (given.classes > 2 or not single):
+        raise UserError(f"linear needs one measured target; {given.name} has {_kind(given)}.")
     if model == "poisson":
-        y = table.y.double()
+        y = given.y.double()
         if not single or bool((y < 0).any()) or not torch.equal(y, y.round()):
-            raise UserError(f"poisson needs counts 0, 1, 2, ...; {table.name} has {_kind(table)}.")
+            raise UserError(f"poisson needs counts 0, 1, 2, ...; {given.name} has {_kind(given)}.")
     return model
 
 
 def fit(
-    model: str, table: Table, hidden: int, steps: int, seed: int, device: torch.device, show: Show
-) -> Fitted:
-    """The posterior of a chosen model given the table."""
+    model: str,
+    given: PointSet,
+    hidden: int,
+    steps: int,
+    seed: int,
+    device: torch.device,
+    show: Show,
+) -> PosteriorFit:
+    """The posterior of a chosen model for these points."""
     if model == "mlp":
-        return _network(table, hidden, steps, seed, device, show)
-    return _regression(model, table)
+        return _network(given, hidden, steps, seed, device, show)
+    return _regression(model, given)
 
 
-def _regression(model: str, table: Table) -> Fitted:
-    x = table.x.flatten(1).double()
+def _regression(model: str, given: PointSet) -> PosteriorFit:
+    x = given.x.flatten(1).double()
     std, mean = torch.std_mean(x, 0, correction=0)
     x = torch.cat([(x - mean) / std.masked_fill(std == 0, 1.0), torch.ones(len(x), 1)], 1).double()
-    y = table.y.double().flatten()
+    y = given.y.double().flatten()
     width = x.shape[1]
     if width > MOST_FEATURES:
         raise UserError(
-            f"{table.name} has {width - 1} features; a full posterior takes at most "
+            f"{given.name} has {width - 1} features; a full posterior takes at most "
             f"{MOST_FEATURES - 1}. Use --model mlp."
         )
     eye = torch.eye(width, dtype=torch.float64)
@@ -137,7 +143,7 @@ def _regression(model: str, table: Table) -> Fitted:
         return posterior(rows, w.double()).sample(draws, generator)
 
     full = posterior(torch.arange(len(x)), torch.ones(len(x), dtype=torch.float64))
-    return Fitted(text, family, full, (x, y), resample)
+    return PosteriorFit(text, family, full, (x, y), resample)
 
 
 MOST_FEATURES = 2000
@@ -145,12 +151,12 @@ MOST_FEATURES = 2000
 
 
 def _network(
-    table: Table, hidden: int, steps: int, seed: int, device: torch.device, show: Show
-) -> Fitted:
+    given: PointSet, hidden: int, steps: int, seed: int, device: torch.device, show: Show
+) -> PosteriorFit:
     """q = N(mu, sigma^2) by `steps` Adam steps on (1/n) [ sum_j nll_j + KL(q || N(0, 0.1^2)) ]."""
-    x, y = table.x.flatten(1).to(device), table.y.to(device)
-    n, outputs = len(x), table.classes or table.y.shape[1]
-    likelihood = Categorical(outputs) if table.classes else Gaussian(outputs)
+    x, y = given.x.flatten(1).to(device), given.y.to(device)
+    n, outputs = len(x), given.classes or given.y.shape[1]
+    likelihood = Categorical(outputs) if given.classes else Gaussian(outputs)
     widths = (x.shape[1], *([hidden] if hidden else []), outputs)
     model = network.mlp(widths, likelihood)
     streams = Streams([Who(seed, 0)], 0, device)
@@ -174,20 +180,20 @@ def _network(
             show("posterior", step, steps)
     if not bool(torch.isfinite(q).all()):
         raise UserError(
-            f"Training the network on {table.name} diverged; scale its features to about 1."
+            f"Training the network on {given.name} diverged; scale its features to about 1."
         )
 
     shape = "-".join(map(str, widths))
     text = f"{shape} network, mean-field posterior after {steps} steps"
-    if table.classes:
+    if given.classes:
         with torch.no_grad():
             right = model.forward(q[:, :1], x.unsqueeze(0))[0, 0].argmax(-1) == y
         text += f", accuracy {100 * float(right.float().mean()):.1f} % on these points"
     shared = SharedBodies(model, q[0])
-    return Fitted(text, shared, shared, (x, y), None)
+    return PosteriorFit(text, shared, shared, (x, y), None)
 
 
-def _from_npz(path: Path) -> Table:
+def _from_npz(path: Path) -> PointSet:
     """Arrays X (or x) and y of an .npz file."""
     there = arrays.headers(path)
     name = next((name for name in ("X", "x") if name in there), None)
@@ -201,10 +207,10 @@ def _from_npz(path: Path) -> Table:
             raise UserError(f"{what} in {path} is {array.dtype}, not an array of numbers.")
         if array.size == 0:
             raise UserError(f"{what} in {path} is empty; a coreset needs at least one point.")
-    return _table(f"npz:{path}", x, y)
+    return _checked(f"npz:{path}", x, y)
 
 
-def _table(name: str, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Table:
+def _checked(name: str, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> PointSet:
     """Checked tensors; labels of few distinct whole numbers are numbered from 0 in their order."""
     points = torch.from_numpy(np.ascontiguousarray(x, np.float32)).reshape(len(x), -1)
     column = y.reshape(len(y), -1)
@@ -213,11 +219,11 @@ def _table(name: str, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Table
     values, labels = np.unique(column, return_inverse=True)
     whole = y.dtype.kind in "iub" or len(values) == 2
     if column.shape[1] == 1 and whole and 2 <= len(values) <= MOST_CLASSES:
-        return Table(name, points, torch.from_numpy(labels.reshape(-1)).long(), len(values))
-    return Table(name, points, targets, 0)
+        return PointSet(name, points, torch.from_numpy(labels.reshape(-1)).long(), len(values))
+    return PointSet(name, points, targets, 0)
 
 
-def _kind(table: Table) -> str:
-    if table.classes:
-        return f"{table.classes} classes"
-    return f"{table.y.shape[1]} real-valued target{'s' if table.y.shape[1] > 1 else ''}"
+def _kind(given: PointSet) -> str:
+    if given.classes:
+        return f"{given.classes} classes"
+    return f"{given.y.shape[1]} real-valued target{'s' if given.y.shape[1] > 1 else ''}"

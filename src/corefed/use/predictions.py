@@ -39,7 +39,7 @@ NEAREST = 1e-6
 
 
 @dataclass(frozen=True)
-class Settings:
+class PredictionSettings:
     """What is wanted beside the prediction itself."""
 
     by: str = "total"
@@ -86,7 +86,7 @@ def predict(
     model: Fitted,
     client: str,
     inputs: Inputs,
-    settings: Settings,
+    settings: PredictionSettings,
     *,
     seed: int | None = None,
     kind: str = "",
@@ -122,7 +122,7 @@ def kind_of(model: Fitted, wanted: str) -> str:
     return wanted or model.kinds[0]
 
 
-def check(settings: Settings, preparation: Preparation) -> None:
+def check(settings: PredictionSettings, preparation: Preparation) -> None:
     """What the settings ask of classes or of targets only."""
     if preparation.labels and settings.tolerance is not None:
         raise UserError("--tolerance is for regressions; this run predicts classes.")
@@ -145,7 +145,12 @@ def score(mean: Tensor, total: Tensor, epistemic: Tensor, by: str) -> Tensor:
 
 
 def flag_for(
-    model: Fitted, client: str, settings: Settings, *, seed: int | None = None, kind: str = ""
+    model: Fitted,
+    client: str,
+    settings: PredictionSettings,
+    *,
+    seed: int | None = None,
+    kind: str = "",
 ) -> Flag:
     """The threshold for a client: from its own held-out points, or from those of all clients.
 
@@ -172,7 +177,7 @@ def flag_for(
             )
             return Flag(everyone, "run", (note,))
         why = _why(everyone.points, target, confidence)
-    needed = selective.wanted(u, wrong, target, confidence)
+    needed = selective.points_needed(u, wrong, target, confidence)
     advice = (
         f"it takes about {needed} held-out points"
         if needed is not None
@@ -188,7 +193,9 @@ def _why(points: int, target: float, confidence: float) -> str:
     return f"{words} ({points})"
 
 
-def held_out(model: Fitted, settings: Settings, g: int, kind: str) -> tuple[Tensor, Tensor, Tensor]:
+def held_out(
+    model: Fitted, settings: PredictionSettings, g: int, kind: str
+) -> tuple[Tensor, Tensor, Tensor]:
     """Of the held-out points of a seed's clients: uncertainty, wrong or not, and whose they are."""
     tensors = fitted.read_tensors(model.folder, fitted.HELD_OUT)
     per_run, preparation = len(model.names), model.preparations[g]
@@ -207,7 +214,9 @@ def held_out(model: Fitted, settings: Settings, g: int, kind: str) -> tuple[Tens
 # --- how it went ----------------------------------------------------------------------------------
 
 
-def truth(found: Predictions, y: Tensor, settings: Settings, labels: int) -> dict[str, Any]:
+def truth(
+    found: Predictions, y: Tensor, settings: PredictionSettings, labels: int
+) -> dict[str, Any]:
     """How the predictions fare where the input has the truth."""
     said, review = found.said, found.review
     result: dict[str, Any] = {}

@@ -43,18 +43,18 @@ class Predictor:
     def predict_proba(self, X: Any) -> Array:
         """[n, classes] probabilities, in the order of `classes_`, averaged over draws."""
         self._only(bool(len(self.classes_)), "predict_proba", "classes", "predict and interval")
-        return self._said(X).mean.numpy()
+        return self._predict(X).mean.numpy()
 
     def predict(self, X: Any) -> Array:
         """[n] the likeliest class, or the mean of the target ([n, targets] of several)."""
-        mean = self._said(X).mean.numpy()
+        mean = self._predict(X).mean.numpy()
         if len(self.classes_):
             return np.asarray(self.classes_[mean.argmax(-1)])
         return _flat(mean)
 
     def uncertainty(self, X: Any) -> Uncertainty:
         """Total uncertainty, and its aleatoric and epistemic parts."""
-        said = self._said(X)
+        said = self._predict(X)
         fields = said.total, said.aleatoric, said.epistemic
         return Uncertainty(*(each.numpy() if len(self.classes_) else _flat(each.numpy())
                              for each in fields))  # fmt: skip
@@ -64,7 +64,7 @@ class Predictor:
         self._only(not len(self.classes_), "interval", "regressions", "predict_proba")
         if not 0 < level < 1:
             raise UserError(f"level is {level}; it must be between 0 and 1.")
-        said = self._said(X)
+        said = self._predict(X)
         half = half_width(said, level)
         return _flat((said.mean - half).numpy()), _flat((said.mean + half).numpy())
 
@@ -83,7 +83,7 @@ class Predictor:
         whose = f"of {self._client!r}" if self._kind == "personal" else "of all clients"
         return f"<{self._kind} model {whose}>"
 
-    def _said(self, X: Any) -> Prediction:
+    def _predict(self, X: Any) -> Prediction:
         ready = self._points(X)
         parts = [self._fitted.predict(self._client, x, kind=self._kind) for x in ready.split(BLOCK)]
         return Prediction(*(torch.cat(field) for field in zip(*parts, strict=True)))

@@ -107,7 +107,9 @@ def fewest(target: float, confidence: float) -> int:
     return math.ceil(math.log(1 - confidence) / math.log1p(-target))
 
 
-def wanted(uncertainty: Values, wrong: Values, target: float, confidence: float) -> int | None:
+def points_needed(
+    uncertainty: Values, wrong: Values, target: float, confidence: float
+) -> int | None:
     """About how many held-out points like these it takes to keep any; None: no number would do.
 
     With r the error of the m most certain of the n points, where that is lowest, M of them pass

@@ -25,7 +25,7 @@ from corefed.settings.config import resolve
 from corefed.training import fitted, record, rounds
 from corefed.training.fitted import Fitted
 from corefed.use import predictions, selective
-from corefed.use.predictions import Settings
+from corefed.use.predictions import PredictionSettings
 
 TARGETS = (0.01, 0.02, 0.05, 0.10)
 HALVINGS = 100
@@ -65,7 +65,7 @@ def tried(
     model: Fitted, target: float, by: str = "total", halvings: int = HALVINGS
 ) -> dict[str, Any]:
     """Thresholds on one half of each client's held-out points, tried on the other half."""
-    settings = Settings(by=by, target_error=target)
+    settings = PredictionSettings(by=by, target_error=target)
     u, wrong, row = predictions.held_out(model, settings, 0, model.kinds[0])
     g = generator(0, 0, SERVER, "halves")
     points = kept = errors = broken = pairs = 0

@@ -17,30 +17,30 @@ class Missing(str):
     """A sentence that says why something is not there, in its place."""
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A number as it is shown, and as it is sorted by; NaN comes last."""
 
     text: str
     value: float
 
 
-Row = Sequence[str | Cell]
+Row = Sequence[str | TableCell]
 
 
-def number(value: float | None, form: str = ".3f", unit: str = "") -> Cell:
+def number(value: float | None, form: str = ".3f", unit: str = "") -> TableCell:
     """A number in a table; a dash where there is none."""
     if value is None or math.isnan(value):
-        return Cell(DASH, math.nan)
-    return Cell(f"{value:{form}}{unit}", value)
+        return TableCell(DASH, math.nan)
+    return TableCell(f"{value:{form}}{unit}", value)
 
 
-def percent(value: float | None, digits: int = 1) -> Cell:
+def percent(value: float | None, digits: int = 1) -> TableCell:
     """A fraction as percent."""
     return number(None if value is None else 100 * value, f".{digits}f", " %")
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """The first cell of a row names it."""
 
     kind: ClassVar[str] = "table"
@@ -59,7 +59,7 @@ class Figure:
     title: str
     spec: dict[str, Any]
     finding: str
-    table: Table
+    table: ReportTable
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ class Fold:
 
     kind: ClassVar[str] = "fold"
     title: str
-    table: Table
+    table: ReportTable
 
 
-Part = Table | Figures | Tiles | Gallery | Text | Command | Fold
+Part = ReportTable | Figures | Tiles | Gallery | Text | Command | Fold
 
 
 @dataclass(frozen=True)

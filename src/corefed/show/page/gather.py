@@ -22,7 +22,7 @@ KINDS = ("personal", "global", "localised", "others")
 _SHOWN = dict(zip(record.MODELS, KINDS, strict=True))
 
 
-class Run(NamedTuple):
+class RunFolder(NamedTuple):
     """One run's folder, read."""
 
     path: Path
@@ -77,7 +77,7 @@ class Run(NamedTuple):
         return [m for m in record.MODELS if f"{m}_{metric}" in self.metrics]
 
 
-class Point(NamedTuple):
+class EvaluatedRound(NamedTuple):
     """An evaluated round. What adds up over rounds is that of one seed, up to this round."""
 
     round: int
@@ -89,7 +89,7 @@ class Point(NamedTuple):
     per_seed: list[float]
 
 
-def curve(run: Run, name: str) -> list[Point]:
+def curve(run: RunFolder, name: str) -> list[EvaluatedRound]:
     """A metric over the evaluated rounds."""
     seeds = len(run.seeds)
     totals = zip(
@@ -99,7 +99,7 @@ def curve(run: Run, name: str) -> list[Point]:
         strict=True,
     )
     return [
-        Point(line["round"], examples, sent / 1e6, seconds, *over.values())
+        EvaluatedRound(line["round"], examples, sent / 1e6, seconds, *over.values())
         for line, (examples, sent, seconds) in zip(run.lines, totals, strict=True)
         if name in line.get("metrics", {})
         for over in [record.over_seeds(line["metrics"][name])]
@@ -124,7 +124,7 @@ def score_text(value: float, score: str, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f} %" if score == "accuracy" else f"{value:.4g}"
 
 
-def read(folders: Sequence[Path]) -> list[Run]:
+def read(folders: Sequence[Path]) -> list[RunFolder]:
     """The runs in these folders, each of them once."""
     places = [folder.resolve() for folder in folders]
     for folder, place in zip(folders, places, strict=True):
@@ -134,11 +134,11 @@ def read(folders: Sequence[Path]) -> list[Run]:
     return [_run(result, label) for result, label in zip(results, _labels(results), strict=True)]
 
 
-def _run(result: report.RunResult, label: str) -> Run:
+def _run(result: report.RunResult, label: str) -> RunFolder:
     path = result.path
     about = _or_reason(lambda: fitted.read_data(path))
     gone = isinstance(about, Missing)
-    return Run(
+    return RunFolder(
         path,
         label,
         result.summary,

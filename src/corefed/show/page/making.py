@@ -17,7 +17,7 @@ from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.show.page import charts, gather, points
 from corefed.show.page.content import Chapter, Missing, Section, figures_of
-from corefed.show.page.gather import Run
+from corefed.show.page.gather import RunFolder
 from corefed.show.page.sections import (
     chosen,
     clients,
@@ -104,7 +104,7 @@ def _useful(runs: int) -> list[_Level]:
 HIDDEN = Missing("Points are not shown: this page was made with --no-images.")
 
 
-def _runs(folders: Sequence[Path], baseline: Path | None) -> tuple[list[Run], Run]:
+def _runs(folders: Sequence[Path], baseline: Path | None) -> tuple[list[RunFolder], RunFolder]:
     """All runs, and the one that others are compared with, which need not be named twice."""
     places = [folder.resolve() for folder in folders]
     if baseline is not None and baseline.resolve() not in places:
@@ -114,9 +114,9 @@ def _runs(folders: Sequence[Path], baseline: Path | None) -> tuple[list[Run], Ru
 
 
 def render(
-    runs: Sequence[Run],
-    baseline: Run,
-    found: Sequence[points.Points | Missing],
+    runs: Sequence[RunFolder],
+    baseline: RunFolder,
+    found: Sequence[points.ShownPoints | Missing],
     title: str,
     level: _Level,
 ) -> str:
@@ -154,12 +154,12 @@ def render(
     )
 
 
-def _thinned(found: points.Points | Missing) -> points.Points | Missing:
+def _thinned(found: points.ShownPoints | Missing) -> points.ShownPoints | Missing:
     return found if isinstance(found, Missing) else Missing("Points are left out for the size.")
 
 
 def _chapter(
-    run: Run, found: points.Points | Missing, most: Most, prefix: str, number: int
+    run: RunFolder, found: points.ShownPoints | Missing, most: Most, prefix: str, number: int
 ) -> Chapter:
     sections: list[Section] = [
         overview.section(run, prefix),
@@ -173,7 +173,7 @@ def _chapter(
     return Chapter(f"run-{number}", run.label, str(run.path), sections)
 
 
-def _title(runs: Sequence[Run]) -> str:
+def _title(runs: Sequence[RunFolder]) -> str:
     data = list(dict.fromkeys(_short(run.summary["data"]) for run in runs))
     if len(runs) == 1:
         return f"{runs[0].summary['method']} on {data[0]}"

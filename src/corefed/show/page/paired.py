@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from corefed.base.types import Tree
 from corefed.show.page.content import Missing
-from corefed.show.page.gather import Run
+from corefed.show.page.gather import RunFolder
 
 LEVEL = 0.95
 FEWEST_SEEDS = 3
@@ -50,7 +50,7 @@ class Difference(NamedTuple):
     pairs: str  # what was paired, in words
 
 
-def compare(run: Run, baseline: Run) -> Difference | Missing:
+def compare(run: RunFolder, baseline: RunFolder) -> Difference | Missing:
     """The difference between two runs, paired by seeds or else by test points."""
     differing = _differing(run, baseline)
     if differing:
@@ -113,17 +113,17 @@ def holm(values: Sequence[float]) -> list[float]:
     return found
 
 
-def _differing(run: Run, baseline: Run) -> str:
+def _differing(run: RunFolder, baseline: RunFolder) -> str:
     own, other = run.summary["config"], baseline.summary["config"]
     return next((key for key in SAME if own.get(key) != other.get(key)), "")
 
 
-def _scores(run: Run, seeds: Sequence[int]) -> list[float]:
+def _scores(run: RunFolder, seeds: Sequence[int]) -> list[float]:
     each = run.metrics[f"{run.main}_{run.score}"]["per_seed"]
     return [each[run.seeds.index(seed)] for seed in seeds]
 
 
-def _by_point(run: Run, baseline: Run, seed: int) -> Difference | Missing:
+def _by_point(run: RunFolder, baseline: RunFolder, seed: int) -> Difference | Missing:
     mine, theirs = _of_seed(run, seed), _of_seed(baseline, seed)
     if isinstance(mine, Missing):
         return Missing(f"no paired test: {mine}")
@@ -144,7 +144,7 @@ def _by_point(run: Run, baseline: Run, seed: int) -> Difference | Missing:
     return Difference(*found, f"{len(gains)} {words}, seed {seed}")
 
 
-def _of_seed(run: Run, seed: int) -> Tree | Missing:
+def _of_seed(run: RunFolder, seed: int) -> Tree | Missing:
     if isinstance(run.held_out, Missing):
         return run.held_out
     per_run = run.summary["clients"]

@@ -22,13 +22,12 @@ from torch import Tensor
 from corefed.base.errors import UserError
 from corefed.data import datasets, embedding, images, medmnist, partition
 from corefed.data.dataset import Dataset, select
-from corefed.data.fetch import named
+from corefed.data.fetch import find_path
 from corefed.data.pictures import ImageSet, UnreadableError
 from corefed.data.preparation import Preparation, Scale
-from corefed.settings.config import LOCAL, MEMORY
-from corefed.settings.config import Run as Settings
-from corefed.show.page.content import Cell, Missing, Row, number
-from corefed.show.page.gather import Run
+from corefed.settings.config import LOCAL, MEMORY, Run
+from corefed.show.page.content import Missing, Row, TableCell, number
+from corefed.show.page.gather import RunFolder
 from corefed.training import setup
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class Labels(NamedTuple):
     test: list[Tensor]
 
 
-class Points(NamedTuple):
+class ShownPoints(NamedTuple):
     """The first seed's points, by client and place."""
 
     y: Labels
@@ -62,7 +61,7 @@ class Points(NamedTuple):
     row: Callable[[Part, int, int], Row]
 
 
-def load(run: Run) -> Points | Missing:
+def load(run: RunFolder) -> ShownPoints | Missing:
     """Load and deal the data of a run again."""
     if isinstance(run.experiment, Missing):
         return run.experiment
@@ -86,7 +85,7 @@ def load(run: Run) -> Points | Missing:
     )  # fmt: skip
 
 
-def _same(run: Run, found: Labels) -> bool:
+def _same(run: RunFolder, found: Labels) -> bool:
     assert not isinstance(run.clients, Missing)
     clients = run.clients[0]
     if [(c["train"], c["test"]) for c in clients] != [
@@ -106,7 +105,7 @@ def _same(run: Run, found: Labels) -> bool:
 # --- points that are tensors ----------------------------------------------------------------------
 
 
-def _stacked(settings: Settings) -> Points:
+def _stacked(settings: Run) -> ShownPoints:
     data = setup.load(settings, download=False)
     preparation = data.preparations[0]
     real = data.train.weight > 0, data.test.weight > 0
@@ -133,7 +132,7 @@ def _stacked(settings: Settings) -> Points:
 
     shape = preparation.shape
     drawn = settings.data in SQUARES or (len(shape) == 3 and shape[0] in (1, 3))
-    return Points(labels, () if drawn else names(preparation), picture, row)
+    return ShownPoints(labels, () if drawn else names(preparation), picture, row)
 
 
 def _raw(preparation: Preparation, client: str, x: Tensor) -> Tensor:
@@ -157,7 +156,7 @@ def cells(preparation: Preparation, x: Tensor) -> Row:
     flat = x.flatten().tolist()
     if not preparation.columns:
         return [number(value, ".4g") for value in flat]
-    found: list[str | Cell] = []
+    found: list[str | TableCell] = []
     start = 0
     for column in preparation.columns:
         own = flat[start : start + column.width]
@@ -197,7 +196,7 @@ def _encoded(image: Image.Image, kind: str, **options: bool) -> Picture:
 # --- images in files, of which the network saw features -------------------------------------------
 
 
-def _files(settings: Settings) -> Points:
+def _files(settings: Run) -> ShownPoints:
     """Deal the images' numbers as the run dealt their features, which are not needed."""
     found = _image_set(settings)
     numbers = torch.arange(len(found.y))
@@ -233,10 +232,10 @@ def _files(settings: Settings) -> Points:
         grey = red.tobytes() == green.tobytes() == blue.tobytes()
         return _encoded(red if grey else image, "JPEG", optimize=True)
 
-    return Points(labels, (), picture, lambda part, client, point: [])
+    return ShownPoints(labels, (), picture, lambda part, client, point: [])
 
 
-def _image_set(settings: Settings) -> ImageSet:
+def _image_set(settings: Run) -> ImageSet:
     kind, _, written = settings.data.partition(":")
-    path = named(written, Path(settings.data_dir) if settings.data_dir else None)
+    path = find_path(written, Path(settings.data_dir) if settings.data_dir else None)
     return images.find(path) if kind == "image-folder" else medmnist.find(path, settings.memory_mb)

@@ -31,7 +31,7 @@ MARKS = {"mlflow": "mlflow.json", "tensorboard": "tensorboard"}
 Outcome = Literal["finished", "stopped", "failed"]
 
 
-class Point(NamedTuple):
+class LoggedRound(NamedTuple):
     """What is logged of one round."""
 
     round: int
@@ -42,14 +42,16 @@ class Point(NamedTuple):
 class Tracker(Protocol):
     """One tool. Any exception of these means that it failed."""
 
-    def start(self, folder: Path, values: Mapping[str, Any], points: Sequence[Point]) -> None: ...
+    def start(
+        self, folder: Path, values: Mapping[str, Any], points: Sequence[LoggedRound]
+    ) -> None: ...
 
-    def round(self, point: Point) -> None: ...
+    def round(self, point: LoggedRound) -> None: ...
 
     def finish(self, summary: Mapping[str, Any] | None, outcome: Outcome) -> None: ...
 
 
-class Figures:
+class RoundLog:
     """Lines of rounds.jsonl, in their order, as points of curves."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
@@ -57,7 +59,7 @@ class Figures:
         self._cost = dict.fromkeys(("seconds", "evaluate_seconds", "peak_memory_mb"), 0.0)
         self._cost |= dict.fromkeys(("bytes_up", "bytes_down", "examples_processed"), 0.0)
 
-    def add(self, line: Mapping[str, Any]) -> Point:
+    def add(self, line: Mapping[str, Any]) -> LoggedRound:
         each: dict[str, list[float]] = {
             name: values
             for name, values in {**line.get("metrics", {}), "loss": line["loss"]}.items()
@@ -78,7 +80,7 @@ class Figures:
         means["cost/seconds_per_round"] = cost["seconds"] / line["round"]
         several = each if len(self._seeds) > 1 else {}
         by_seed = {n: dict(zip(self._seeds, v, strict=True)) for n, v in several.items()}
-        return Point(line["round"], means, by_seed)
+        return LoggedRound(line["round"], means, by_seed)
 
 
 class Trackers:
@@ -87,12 +89,12 @@ class Trackers:
     def __init__(self, trackers: Mapping[str, Tracker], folder: Path) -> None:
         self._live = dict(trackers)
         self._folder = folder
-        self._figures: Figures | None = None  # until the run has begun
+        self._figures: RoundLog | None = None  # until the run has begun
         self._ended = False
 
     def start(self, values: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
         """The run has begun to record itself, or goes on after `lines`."""
-        figures = self._figures = Figures(values["seeds"])
+        figures = self._figures = RoundLog(values["seeds"])
         points = [figures.add(line) for line in lines] if self._live else []
         self._each(lambda tracker: tracker.start(self._folder, values, points))
 

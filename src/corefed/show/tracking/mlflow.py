@@ -31,7 +31,7 @@ from urllib.request import url2pathname
 from corefed import __version__
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.show.tracking import MARKS, Outcome, Point, public, reason
+from corefed.show.tracking import MARKS, LoggedRound, Outcome, public, reason
 from corefed.training import record
 
 EXPERIMENT = "corefed"
@@ -50,7 +50,7 @@ STATUS: dict[Outcome, str] = {"finished": "FINISHED", "stopped": "KILLED", "fail
 ARTEFACTS = (record.EXPERIMENT, record.ROUNDS, record.SUMMARY, "report.html", "*.png", "*.svg")
 
 
-def reach(folder: Path) -> Run:
+def reach(folder: Path) -> MLflowRun:
     """A store that answers, or a UserError; a store of files that is not there is not made yet."""
     if find_spec("mlflow") is None:
         raise UserError("--track mlflow needs MLflow: pip install 'corefed[mlflow]'.")
@@ -65,7 +65,7 @@ def reach(folder: Path) -> Run:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             uri = local.resolve().as_uri()
         same = before.get("tracking_uri") == public(uri)
-        run = Run(uri, before.get("run_id") if same else None)
+        run = MLflowRun(uri, before.get("run_id") if same else None)
         if local is None or local.is_dir():
             run.look()
         elif local.exists() or not os.access(_existing(local), os.W_OK):
@@ -78,7 +78,7 @@ def reach(folder: Path) -> Run:
     return run
 
 
-class Run:
+class MLflowRun:
     """One run of MLflow."""
 
     def __init__(self, uri: str, run_id: str | None) -> None:
@@ -107,7 +107,7 @@ class Run:
             )
         return found
 
-    def start(self, folder: Path, values: Mapping[str, Any], points: Sequence[Point]) -> None:
+    def start(self, folder: Path, values: Mapping[str, Any], points: Sequence[LoggedRound]) -> None:
         self._folder = folder
         settings = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
         known = self._go_on() or self._create(values)
@@ -119,7 +119,7 @@ class Run:
             self._collect(point)
         self._send()
 
-    def round(self, point: Point) -> None:
+    def round(self, point: LoggedRound) -> None:
         self._collect(point)
         if time.monotonic() - self._sent >= PAUSE:
             self._send()
@@ -182,7 +182,7 @@ class Run:
         history = self._client.get_metric_history(self._id, LAST)
         return max((metric.step for metric in history), default=0)
 
-    def _collect(self, point: Point) -> None:
+    def _collect(self, point: LoggedRound) -> None:
         """What MLflow has not yet; a round trained again after a kill gave the same figures."""
         if point.round <= self._skip:
             return

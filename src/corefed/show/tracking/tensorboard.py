@@ -19,7 +19,7 @@ from typing import Any
 
 from corefed.base.errors import UserError
 from corefed.show import report
-from corefed.show.tracking import MARKS, Outcome, Point
+from corefed.show.tracking import MARKS, LoggedRound, Outcome
 
 FLUSH = 5
 """Seconds after which what was logged is on the disk, and so on TensorBoard's page."""
@@ -41,7 +41,7 @@ class Writer:
         # The library writes in a thread, whose failure it raises at our next call as well.
         self._hook = threading.excepthook
 
-    def start(self, folder: Path, values: Mapping[str, Any], points: Sequence[Point]) -> None:
+    def start(self, folder: Path, values: Mapping[str, Any], points: Sequence[LoggedRound]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._folder = folder
@@ -60,7 +60,7 @@ class Writer:
                     self.round(point)
             self._writer.flush()
 
-    def round(self, point: Point) -> None:
+    def round(self, point: LoggedRound) -> None:
         with self._writing():
             for name, mean in point.means.items():
                 self._writer.add_scalar(name, mean, point.round)

@@ -17,8 +17,8 @@ from corefed.training import record
 from corefed.training.fitted import Fitted
 from corefed.use import predictions, selective
 from corefed.use.export import figures
-from corefed.use.export.network import Network
-from corefed.use.predictions import Settings
+from corefed.use.export.network import ExportedNetwork
+from corefed.use.predictions import PredictionSettings
 
 MOST_FEATURES = 200
 """Listed in the card; all of them are in preparation.json."""
@@ -36,7 +36,7 @@ def write(
     g: int,
     client: str | None,
     preparation: Preparation,
-    network: Network,
+    network: ExportedNetwork,
     about: dict[str, Any],
     *,
     with_program: bool,
@@ -119,7 +119,7 @@ def _method(model: Fitted, kind: str, about: dict[str, Any]) -> list[str]:
 
 
 def _results(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
-    found = figures.of(model, kind, g, client)
+    found = figures.measure(model, kind, g, client)
     if not found["points"]:
         return ["There were no held-out points, so that nothing is known of its accuracy."]
     rows = []
@@ -177,7 +177,7 @@ def _review(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
         )
     if client is None or not model.preparations[g].labels:
         return words
-    settings = Settings()
+    settings = PredictionSettings()
     seed = model.experiment.run.seeds[g]
     try:
         flag = predictions.flag_for(model, client, settings, seed=seed, kind=kind)
@@ -258,7 +258,7 @@ def _input(preparation: Preparation) -> list[str]:
     return [f"float32 [points, {shape}]: {what}."]
 
 
-def _run(network: Network, with_program: bool) -> list[str]:
+def _run(network: ExportedNetwork, with_program: bool) -> list[str]:
     words = []
     if with_program:
         words = [

@@ -27,7 +27,7 @@ def held_out(model: Fitted, kind: str, g: int, client: str | None) -> tuple[Tens
     return tensors["y"][mine], tensors[f"{kind}.mean"][mine], tensors[f"{kind}.total"][mine]
 
 
-def of(model: Fitted, kind: str, g: int, client: str | None) -> dict[str, Any]:
+def measure(model: Fitted, kind: str, g: int, client: str | None) -> dict[str, Any]:
     """Metrics on held-out points, each with a 95 % interval where one is easily had."""
     y, mean, total = held_out(model, kind, g, client)
     n = len(y)

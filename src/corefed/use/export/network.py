@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from corefed.base.types import Tree
 from corefed.models import cnn
 from corefed.models.checks import Point
-from corefed.models.own import find, is_own, made
+from corefed.models.own import find, is_own, make_module
 from corefed.settings.config import Run
 
 
-class Layer(NamedTuple):
+class ExportedLayer(NamedTuple):
     """A layer of torch.nn, as it is written and as it is made."""
 
     name: str
@@ -40,7 +40,7 @@ class Layer(NamedTuple):
         return module
 
 
-class Network(NamedTuple):
+class ExportedNetwork(NamedTuple):
     module: nn.Module
     code: str  # what makes it, in Python
 
@@ -68,42 +68,48 @@ class Network(NamedTuple):
         return {name: part.view(p.shape).contiguous() for (name, p), part in named}
 
 
-def network(run: Run, shape: Sequence[int], outputs: int, growth: int = 1) -> Network:
+def network(run: Run, shape: Sequence[int], outputs: int, growth: int = 1) -> ExportedNetwork:
     """The module of a run; `growth` times as wide where neurons were matched (bnfed)."""
     if is_own(run.model):
         point = Point(run.model, tuple(shape), outputs)
-        module = made(find(run.model), point, seed=0)
+        module = make_module(find(run.model), point, seed=0)
         path, _, factory = run.model.partition(":")
         code = f"import {path}\n\nnetwork = {path}.{factory}(...)  # as it was trained"
-        return Network(module, code)
+        return ExportedNetwork(module, code)
     hidden = [growth * width for width in run.hidden]
     if run.model == "cnn":
         layers = convolutional(shape, run.channels, hidden, outputs)
     else:
-        layers = [Layer("Flatten"), *dense((math.prod(shape), *hidden, outputs))]
+        layers = [ExportedLayer("Flatten"), *dense((math.prod(shape), *hidden, outputs))]
     with torch.random.fork_rng(devices=[]):  # weights that are replaced must not cost draws
         module = nn.Sequential(*(layer.make() for layer in layers))
     lines = "".join(f"    {layer.code},\n" for layer in layers)
-    return Network(module.eval(), f"from torch import nn\n\nnetwork = nn.Sequential(\n{lines})")
+    return ExportedNetwork(
+        module.eval(), f"from torch import nn\n\nnetwork = nn.Sequential(\n{lines})"
+    )
 
 
-def dense(widths: Sequence[int]) -> list[Layer]:
-    layers = [part for pair in pairwise(widths) for part in (Layer("Linear", pair), Layer("ReLU"))]
+def dense(widths: Sequence[int]) -> list[ExportedLayer]:
+    layers = [
+        part
+        for pair in pairwise(widths)
+        for part in (ExportedLayer("Linear", pair), ExportedLayer("ReLU"))
+    ]
     return layers[:-1]  # no ReLU after the last
 
 
 def convolutional(
     shape: Sequence[int], channels: Sequence[int], hidden: Sequence[int], outputs: int
-) -> list[Layer]:
+) -> list[ExportedLayer]:
     """The layers of `cnn.cnn`; flat points are folded up first."""
     image = cnn.image_shape(shape, "this run")
-    layers = [] if tuple(shape) == image else [Layer("Unflatten", (1, image))]
+    layers = [] if tuple(shape) == image else [ExportedLayer("Unflatten", (1, image))]
     _, height, width = image
     for ends in pairwise((image[0], *channels)):
-        layers.append(Layer("Conv2d", (*ends, 3), {"padding": 1}))
+        layers.append(ExportedLayer("Conv2d", (*ends, 3), {"padding": 1}))
         if min(height, width) > 1:
-            layers.append(Layer("MaxPool2d", (2,)))
+            layers.append(ExportedLayer("MaxPool2d", (2,)))
             height, width = height // 2, width // 2
-        layers.append(Layer("ReLU"))
+        layers.append(ExportedLayer("ReLU"))
     flat = channels[-1] * height * width
-    return [*layers, Layer("Flatten"), *dense((flat, *hidden, outputs))]
+    return [*layers, ExportedLayer("Flatten"), *dense((flat, *hidden, outputs))]

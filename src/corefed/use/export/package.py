@@ -33,7 +33,7 @@ from corefed.settings.config import to_dict
 from corefed.training.fitted import Fitted
 from corefed.use import predictions
 from corefed.use.export import card, program
-from corefed.use.export.network import Network, network
+from corefed.use.export.network import ExportedNetwork, network
 
 WEIGHTS, MEAN, PROGRAM = "weights.safetensors", "mean.safetensors", "predictive.pt2"
 PREPARATION, CARD = "preparation.json", "model_card.md"
@@ -48,7 +48,7 @@ class Export(NamedTuple):
     kind: str  # personal or global
     client: str  # whose draws and scale it has
     g: int
-    network: Network
+    network: ExportedNetwork
     likelihood: Likelihood
     preparation: Preparation
     mean: Tensor  # [P]
@@ -99,7 +99,9 @@ def _likelihood(model: Fitted, preparation: Preparation) -> Likelihood:
     return Gaussian(len(preparation.targets), run.noise, run.learn_noise)
 
 
-def _network(model: Fitted, preparation: Preparation, likelihood: Likelihood, size: int) -> Network:
+def _network(
+    model: Fitted, preparation: Preparation, likelihood: Likelihood, size: int
+) -> ExportedNetwork:
     """Of the size of the weights: a global network of matched neurons is wider than a client's."""
     run, settings = model.experiment.run, to_dict(model.experiment)
     made = network(run, preparation.shape, likelihood.outputs)

@@ -20,7 +20,7 @@ from corefed.bayes import uncertainty
 from corefed.data.preparation import Preparation
 from corefed.models.likelihood import Likelihood
 from corefed.models.network import plain_attention
-from corefed.use.export.network import Network
+from corefed.use.export.network import ExportedNetwork
 
 
 class Predictive(nn.Module):
@@ -59,7 +59,7 @@ class Predictive(nn.Module):
 
 
 def predictive(
-    network: Network,
+    network: ExportedNetwork,
     theta: Tensor,
     likelihood: Likelihood,
     preparation: Preparation,

@@ -115,7 +115,7 @@ def covered(draws: Tensor, truth: Tensor, level: int) -> float:
 
 
 def _points(
-    data: hoelder.Setting, clients: int, seed: int, device: torch.device
+    data: hoelder.HoelderSetting, clients: int, seed: int, device: torch.device
 ) -> tuple[KnownPoints, KnownPoints]:
     drawn = hoelder.draw(data, clients, seed)
 

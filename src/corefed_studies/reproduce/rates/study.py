@@ -164,11 +164,11 @@ def _cell(
     return StudyCell(row, column_of(beta, dimension, n, k), flags)
 
 
-def _setting(beta: float, dimension: int, n: int) -> hoelder.Setting:
-    return hoelder.Setting(beta=beta, dimension=dimension, points=n, noise=NOISE)
+def _setting(beta: float, dimension: int, n: int) -> hoelder.HoelderSetting:
+    return hoelder.HoelderSetting(beta=beta, dimension=dimension, points=n, noise=NOISE)
 
 
-def width_of(setting: hoelder.Setting) -> int:
+def width_of(setting: hoelder.HoelderSetting) -> int:
     """M of the network whose T is nearest to C_1 n^(Lambda / (2 beta + Lambda))."""
     beta, dimension = setting.beta, float(setting.dimension)
     constant = PARAMETERS / proof_parameters(1000.0, beta, dimension)

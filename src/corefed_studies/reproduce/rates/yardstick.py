@@ -22,7 +22,7 @@ from corefed.data import hoelder
 
 
 def errors(
-    settings: Sequence[hoelder.Setting], seeds: Sequence[int], kept: Path, console: Console
+    settings: Sequence[hoelder.HoelderSetting], seeds: Sequence[int], kept: Path, console: Console
 ) -> dict[int, list[float]]:
     """n -> the error of the mean prediction by seed; what `kept` has is not computed again."""
     known: dict[str, dict[str, float]] = (
@@ -35,7 +35,7 @@ def errors(
     return {s.points: [known[str(seed)][str(s.points)] for seed in seeds] for s in settings}
 
 
-def of_seed(settings: Sequence[hoelder.Setting], seed: int) -> dict[int, float]:
+def of_seed(settings: Sequence[hoelder.HoelderSetting], seed: int) -> dict[int, float]:
     """Of the first client, at every n."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor

@@ -271,7 +271,7 @@ def absent(problem: StudyProblem) -> str:
     kind, _, path = str(problem.flags["data"]).partition(":")
     try:
         if kind in ("table", "image-folder"):
-            fetch.named(path, None)
+            fetch.find_path(path, None)
         if kind == "image-folder":
             networks.choose("auto")
         if kind == cifar.NAME:

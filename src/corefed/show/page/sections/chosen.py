@@ -14,7 +14,6 @@ from corefed.show.page import charts
 from corefed.show.page.content import (
     TIMES,
     Card,
-    Cell,
     Figure,
     Figures,
     Fold,
@@ -22,14 +21,15 @@ from corefed.show.page.content import (
     Group,
     Missing,
     Part,
+    ReportTable,
     Section,
-    Table,
+    TableCell,
     Text,
     missing,
     number,
 )
-from corefed.show.page.gather import Run
-from corefed.show.page.points import Points
+from corefed.show.page.gather import RunFolder
+from corefed.show.page.points import ShownPoints
 from corefed.show.page.sections.clients import span
 
 BINS = 24
@@ -50,7 +50,7 @@ class Most(NamedTuple):
     examples: int = 12
 
 
-def section(run: Run, points: Points | Missing, most: Most, prefix: str) -> Section:
+def section(run: RunFolder, points: ShownPoints | Missing, most: Most, prefix: str) -> Section:
     name, title = f"{prefix}coreset", "The coreset"
     quality = _quality(run, name)
     if isinstance(run.models, Missing):
@@ -75,7 +75,7 @@ def section(run: Run, points: Points | Missing, most: Most, prefix: str) -> Sect
     return Section(name, title, AID, parts)
 
 
-def _histogram(run: Run, weight: Tensor, sizes: Sequence[int], name: str) -> Figure:
+def _histogram(run: RunFolder, weight: Tensor, sizes: Sequence[int], name: str) -> Figure:
     own = weight[weight > 0].numpy()
     chosen = (weight > 0).sum(-1).tolist()
     spread = np.ptp(own) > 1e-6 * own.max()
@@ -89,11 +89,11 @@ def _histogram(run: Run, weight: Tensor, sizes: Sequence[int], name: str) -> Fig
         f"{span(chosen)} of {span(sizes)} points a client, {sum(chosen)} in all; weights "
         f"{own.min():.3g} to {own.max():.3g}, median {np.median(own):.3g} (seed {run.seeds[0]})."
     )
-    table = Table(
+    table = ReportTable(
         "Number of chosen points by weight",
         ("weight", "points"),
         [
-            (f"{row['low']:.3g} to {row['high']:.3g}", Cell(f"{row['y']}", float(row["y"])))
+            (f"{row['low']:.3g} to {row['high']:.3g}", TableCell(f"{row['y']}", float(row["y"])))
             for row in data
         ],
     )
@@ -101,7 +101,7 @@ def _histogram(run: Run, weight: Tensor, sizes: Sequence[int], name: str) -> Fig
     return Figure(f"{name}-weights", "Weights of the chosen points", spec, said, table)
 
 
-def _quality(run: Run, name: str) -> list[Figure]:
+def _quality(run: RunFolder, name: str) -> list[Figure]:
     """What a method measures of its coresets, over rounds."""
     keys = {"held_out_error": "held-out error", "over_uniform": "over uniform"}
     series = []
@@ -127,7 +127,7 @@ def _quality(run: Run, name: str) -> list[Figure]:
         for line in run.lines
         if None not in line["coreset"].get("refreshes", [None])
     }
-    table = Table(
+    table = ReportTable(
         "Quality of the coresets, mean over clients",
         ("round", "measure", "mean", "std over seeds", "times chosen"),
         [
@@ -144,7 +144,7 @@ def _quality(run: Run, name: str) -> list[Figure]:
     return [Figure(f"{name}-quality", "Quality over rounds", spec, f"At the end: {said}.", table)]
 
 
-def _by_client(run: Run, weight: Tensor, sizes: Sequence[int]) -> Table:
+def _by_client(run: RunFolder, weight: Tensor, sizes: Sequence[int]) -> ReportTable:
     """How many points, and how many equal ones their weights amount to."""
     rows = []
     for name, w, n in zip(run.names, weight, sizes, strict=True):
@@ -153,22 +153,22 @@ def _by_client(run: Run, weight: Tensor, sizes: Sequence[int]) -> Table:
         rows.append(
             (
                 name,
-                Cell(str(n), n),
-                Cell(str(len(own)), len(own)),
+                TableCell(str(n), n),
+                TableCell(str(len(own)), len(own)),
                 number(total, ".4g"),
                 number(own.max().item() if len(own) else math.nan, ".3g"),
                 number(total**2 / own.square().sum().item() if len(own) else math.nan, ".1f"),
             )
         )
     heads = ("client", "points", "chosen", "sum of weights", "largest weight", "effective points")
-    return Table(
+    return ReportTable(
         f"The coreset of each client, seed {run.seeds[0]}", heads, rows,
         note="Effective points: the number of equally weighted points with the same spread of "
         "weights, (sum of w)² / sum of w².",
     )  # fmt: skip
 
 
-def _gallery(run: Run, weight: Tensor, points: Points, most: Most) -> Part:
+def _gallery(run: RunFolder, weight: Tensor, points: ShownPoints, most: Most) -> Part:
     """Pictures of the largest weights of every client and class."""
     groups, gone = [], 0
     for client, (name, w) in enumerate(zip(run.names, weight, strict=True)):
@@ -205,7 +205,7 @@ def largest(w: Tensor, y: Tensor, per_class: int) -> list[int]:
     return found
 
 
-def _rows(run: Run, weight: Tensor, points: Points, most: Most) -> Part:
+def _rows(run: RunFolder, weight: Tensor, points: ShownPoints, most: Most) -> Part:
     """Columns of the points with the largest weights of every client."""
     rows = []
     for client, (name, w) in enumerate(zip(run.names, weight, strict=True)):
@@ -223,15 +223,15 @@ def _rows(run: Run, weight: Tensor, points: Points, most: Most) -> Part:
         note += f" The first {most.clients} of {len(run.names)} clients are shown."
     heads = ("client", "weight", target_name(run), *points.columns[:COLUMNS])
     caption = f"Chosen rows with the largest weights, seed {run.seeds[0]}"
-    return Table(caption, heads, rows, note=note.strip())
+    return ReportTable(caption, heads, rows, note=note.strip())
 
 
-def target_name(run: Run) -> str:
+def target_name(run: RunFolder) -> str:
     first = run.preparations[0]
     return first.target or ("class" if first.labels else ", ".join(first.targets))
 
 
-def truth(run: Run, y: Tensor) -> str | Cell:
+def truth(run: RunFolder, y: Tensor) -> str | TableCell:
     """A label by its name, or targets."""
     if run.labels:
         return run.labels[int(y)]

@@ -13,19 +13,19 @@ from corefed.show.page.content import (
     Figures,
     Missing,
     Part,
+    ReportTable,
     Section,
-    Table,
     Text,
     missing,
 )
-from corefed.show.page.gather import Run, heading, score_name, score_text
+from corefed.show.page.gather import RunFolder, heading, score_name, score_text
 from corefed.show.page.sections.learning import score_cell
 
 MOST = 100
 """Clients in a heat map; of more, the worst and the best halves of as many are shown."""
 
 
-def section(run: Run, prefix: str) -> Section:
+def section(run: RunFolder, prefix: str) -> Section:
     name, title = f"{prefix}clients", "Clients"
     aid = (
         f"Each row is a client of seed {run.seeds[0]}: its {score_name(run.score)} over the "
@@ -61,7 +61,7 @@ def shown_clients(last: list[float | None], score: str) -> list[int]:
     return sorted(i for _, i in ends)
 
 
-def scores(run: Run, evaluated: list[dict[str, Any]], rows: list[int], name: str) -> Figure:
+def scores(run: RunFolder, evaluated: list[dict[str, Any]], rows: list[int], name: str) -> Figure:
     """Client by round, of the first seed."""
     columns = [str(line["round"]) for line in evaluated]
     data = [
@@ -76,7 +76,7 @@ def scores(run: Run, evaluated: list[dict[str, Any]], rows: list[int], name: str
         f"{heading(score_name(run.score))} by client and round",
         _heat(run, data, "round", columns, rows),
         _ends(last, run.score, f"After round {columns[-1]}"),
-        Table(
+        ReportTable(
             f"{heading(score_name(run.score))} of each client's own test points",
             ("client", *(f"round {column}" for column in columns)),
             [
@@ -90,7 +90,7 @@ def scores(run: Run, evaluated: list[dict[str, Any]], rows: list[int], name: str
     )
 
 
-def by_seed(run: Run, line: dict[str, Any], rows: list[int], name: str) -> Figure:
+def by_seed(run: RunFolder, line: dict[str, Any], rows: list[int], name: str) -> Figure:
     """Client by seed, of the last evaluated round; a seed deals other points to each client."""
     columns = [f"seed {seed}" for seed in run.seeds]
     data = [
@@ -111,7 +111,7 @@ def by_seed(run: Run, line: dict[str, Any], rows: list[int], name: str) -> Figur
         f"{heading(score_name(run.score))} by client and seed, round {line['round']}",
         _heat(run, data, "seed", columns, rows),
         f"Each seed deals the points anew: {said}.",
-        Table(
+        ReportTable(
             f"{heading(score_name(run.score))} after round {line['round']}",
             ("client", *columns),
             [
@@ -122,7 +122,7 @@ def by_seed(run: Run, line: dict[str, Any], rows: list[int], name: str) -> Figur
     )
 
 
-def holdings(run: Run, clients: list[dict[str, Any]], rows: list[int], name: str) -> Figure:
+def holdings(run: RunFolder, clients: list[dict[str, Any]], rows: list[int], name: str) -> Figure:
     """Client by class: training points. A regression has one column."""
     labels = run.labels or ("points",)
     counts = {i: clients[i].get("classes") or [clients[i]["train"]] for i in rows}
@@ -145,7 +145,7 @@ def holdings(run: Run, clients: list[dict[str, Any]], rows: list[int], name: str
     heads = ("client", *labels, "training points", "test points") if run.labels else (
         "client", "training points", "test points"
     )  # fmt: skip
-    table = Table(
+    table = ReportTable(
         "Training points of each client and class" if run.labels else "Points of each client",
         heads,
         [
@@ -172,7 +172,7 @@ def _cell(value: float | None, score: str) -> Any:
 
 
 def _heat(
-    run: Run, data: list[dict[str, Any]], x: str, columns: list[str], rows: list[int]
+    run: RunFolder, data: list[dict[str, Any]], x: str, columns: list[str], rows: list[int]
 ) -> charts.Spec:
     factor = 100 if run.score == "accuracy" else 1
     scaled = [{**row, "v": factor * row["v"]} for row in data]

@@ -9,19 +9,19 @@ from typing import Any
 from corefed.show.page import charts, paired
 from corefed.show.page.content import (
     DASH,
-    Cell,
     Figure,
     Figures,
     Missing,
     Part,
+    ReportTable,
     Row,
     Section,
-    Table,
+    TableCell,
     Text,
     missing,
     number,
 )
-from corefed.show.page.gather import Run, curve, heading, score_name, score_text, shown
+from corefed.show.page.gather import RunFolder, curve, heading, score_name, score_text, shown
 from corefed.show.page.sections import learning
 
 COSTS = {
@@ -31,7 +31,7 @@ COSTS = {
 }
 
 
-def sections(runs: Sequence[Run], baseline: Run) -> list[Section]:
+def sections(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Section]:
     """The table, the curves, and cost against score."""
     scored = [run for run in runs if run.score == baseline.score and run.score]
     parts: list[Part] = []
@@ -63,7 +63,7 @@ def sections(runs: Sequence[Run], baseline: Run) -> list[Section]:
     return [first, *_curves(scored, domain, note), *_costs(scored, domain, note)]
 
 
-def table(runs: Sequence[Run], baseline: Run) -> list[Part]:
+def table(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Part]:
     """Figures of every run, with the difference to the baseline where they can be paired."""
     found = {run.path: paired.compare(run, baseline) for run in runs if run is not baseline}
     tested = [d for d in found.values() if not isinstance(d, Missing)]
@@ -93,7 +93,7 @@ def table(runs: Sequence[Run], baseline: Run) -> list[Part]:
                 *each[1:],
                 *(_metric(run, metric) for metric in ("nll", "ece")),
                 number(100 * run.summary["coreset"]["fraction"], "g"),
-                Cell(str(len(run.seeds)), len(run.seeds)),
+                TableCell(str(len(run.seeds)), len(run.seeds)),
                 _rounds(run),
                 number(run.summary["cost"]["seconds_per_round"]),
                 number(cost_of(run, "bytes") * len(run.seeds) / 1e6, ",.1f"),
@@ -103,7 +103,7 @@ def table(runs: Sequence[Run], baseline: Run) -> list[Part]:
         )
     over = "mean ± std over seeds" if any(len(run.seeds) > 1 for run in runs) else "one seed"
     caption = f"Last evaluated round, {over}; costs are of all seeds together"
-    parts: list[Part] = [Table(caption, heads, rows, sortable=True, note=_how(tested))]
+    parts: list[Part] = [ReportTable(caption, heads, rows, sortable=True, note=_how(tested))]
     reasons = {
         f"{run.label}: {d}." for run in runs if isinstance(d := found.get(run.path), Missing)
     }
@@ -131,47 +131,52 @@ def _how(tested: Sequence[paired.Difference]) -> str:
     return " ".join(words).strip()
 
 
-def _rounds(run: Run) -> Cell:
+def _rounds(run: RunFolder) -> TableCell:
     done, wanted = run.summary["rounds"], run.summary["config"]["rounds"]
-    return Cell(str(done) if run.finished else f"{done} of {wanted}", done)
+    return TableCell(str(done) if run.finished else f"{done} of {wanted}", done)
 
 
-def _score(run: Run, name: str) -> Cell:
+def _score(run: RunFolder, name: str) -> TableCell:
     each = run.metrics.get(name)
     if each is None:
         return number(None)
     if run.score == "accuracy":
         mean, spread = 100 * each["mean"], f" ± {100 * each['std']:.2f}"
-        return Cell(f"{mean:.2f}{spread if len(run.seeds) > 1 else ''}", mean)
+        return TableCell(f"{mean:.2f}{spread if len(run.seeds) > 1 else ''}", mean)
     spread = f" ± {each['std']:.2g}" if len(run.seeds) > 1 else ""
-    return Cell(f"{each['mean']:.4g}{spread}", each["mean"])
+    return TableCell(f"{each['mean']:.4g}{spread}", each["mean"])
 
 
-def _metric(run: Run, metric: str) -> Cell:
+def _metric(run: RunFolder, metric: str) -> TableCell:
     each = run.metrics.get(f"{run.main}_{metric}")
     return number(None if each is None else each["mean"])
 
 
 def _difference(
-    run: Run, found: paired.Difference | Missing | None, corrected: dict[int, float]
-) -> tuple[str | Cell, ...]:
+    run: RunFolder, found: paired.Difference | Missing | None, corrected: dict[int, float]
+) -> tuple[str | TableCell, ...]:
     if found is None:
-        return Cell("baseline", 0.0), Cell(DASH, math.nan), Cell(DASH, math.nan), DASH
+        return (
+            TableCell("baseline", 0.0),
+            TableCell(DASH, math.nan),
+            TableCell(DASH, math.nan),
+            DASH,
+        )
     if isinstance(found, Missing):
-        return (*(Cell(DASH, math.nan) for _ in range(3)), "see below")
+        return (*(TableCell(DASH, math.nan) for _ in range(3)), "see below")
     squared = "squared errors" in found.pairs
     factor, form = (100, "+.2f") if run.score == "accuracy" else (1, "+.3g")
     ends = f"{factor * found.low:{form}} to {factor * found.high:{form}}"
     p = corrected[id(found)]
     return (
-        Cell(f"{factor * found.mean:{form}}{' (MSE)' if squared else ''}", found.mean),
-        Cell(DASH if math.isnan(found.low) else ends, found.low),
-        Cell(DASH if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001", p),
+        TableCell(f"{factor * found.mean:{form}}{' (MSE)' if squared else ''}", found.mean),
+        TableCell(DASH if math.isnan(found.low) else ends, found.low),
+        TableCell(DASH if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001", p),
         found.pairs,
     )
 
 
-def _curves(runs: Sequence[Run], domain: Sequence[str], note: list[Part]) -> list[Section]:
+def _curves(runs: Sequence[RunFolder], domain: Sequence[str], note: list[Part]) -> list[Section]:
     lines = [learning.Line(run.label, curve(run, f"{run.main}_{run.score}")) for run in runs]
     lines = [line for line in lines if line.points]
     if not lines:
@@ -187,7 +192,7 @@ def _curves(runs: Sequence[Run], domain: Sequence[str], note: list[Part]) -> lis
     return [Section("all-curves", "Learning curves of all runs", aid, [figures, *note])]
 
 
-def cost_of(run: Run, what: str) -> float:
+def cost_of(run: RunFolder, what: str) -> float:
     """Of one seed; seconds are of all, which train side by side."""
     cost = run.summary["cost"]
     if what == "seconds":
@@ -205,7 +210,7 @@ def front(points: Sequence[tuple[float, float]], *, higher: bool) -> list[tuple[
     return found
 
 
-def _costs(runs: Sequence[Run], domain: Sequence[str], note: list[Part]) -> list[Section]:
+def _costs(runs: Sequence[RunFolder], domain: Sequence[str], note: list[Part]) -> list[Section]:
     score = runs[0].score
     higher = score == "accuracy"
     factor = 100 if higher else 1
@@ -237,6 +242,8 @@ def _costs(runs: Sequence[Run], domain: Sequence[str], note: list[Part]) -> list
         said = f"On the front: {best_names}."
         title = f"{heading(score_name(score))} against {short}"
         heads = ("run", axis, score_name(score), "on the front")
-        items.append(Figure(f"all-cost-{short}", title, spec, said, Table(title, heads, rows)))
+        items.append(
+            Figure(f"all-cost-{short}", title, spec, said, ReportTable(title, heads, rows))
+        )
     aid = "Runs on the dashed front are beaten by no other in both; the others cost more for less."
     return [Section("all-cost", "Cost against score", aid, [Figures(items), *note])]

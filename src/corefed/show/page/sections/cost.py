@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from corefed.show.page import charts
-from corefed.show.page.content import Cell, Figure, Figures, Part, Section, Table, missing
-from corefed.show.page.gather import KINDS, Run, curve, heading, score_name, score_text, shown
+from corefed.show.page.content import (
+    Figure,
+    Figures,
+    Part,
+    ReportTable,
+    Section,
+    TableCell,
+    missing,
+)
+from corefed.show.page.gather import KINDS, RunFolder, curve, heading, score_name, score_text, shown
 from corefed.show.page.sections.learning import score_cell
 from corefed.show.page.sections.overview import duration
 
 
-def section(run: Run, prefix: str) -> Section:
+def section(run: RunFolder, prefix: str) -> Section:
     name, title = f"{prefix}cost", "Cost"
     aid = (
         f"What had to be sent and waited for to reach this {score_name(run.score)}; a curve that "
@@ -43,11 +51,11 @@ def section(run: Run, prefix: str) -> Section:
             f"{getattr(points[0], key):.3g} {of}, {score_text(last.mean, run.score)} after "
             f"{getattr(last, key):.3g} {of}."
         )
-        table = Table(
+        table = ReportTable(
             f"{heading(score_name(run.score))} by {axis}",
             ("model", "round", axis, score_name(run.score)),
             [
-                (model, str(p.round), Cell(f"{getattr(p, key):.4g}", getattr(p, key)),
+                (model, str(p.round), TableCell(f"{getattr(p, key):.4g}", getattr(p, key)),
                  score_cell(p.mean, run.score))
                 for model, points in lines.items()
                 for p in points
@@ -58,9 +66,9 @@ def section(run: Run, prefix: str) -> Section:
     return Section(name, title, aid, [Figures(items), *parts])
 
 
-def totals(run: Run) -> Table:
+def totals(run: RunFolder) -> ReportTable:
     cost, summary = run.summary["cost"], run.summary
-    rows: list[tuple[str, Cell | str]] = [
+    rows: list[tuple[str, TableCell | str]] = [
         ("rounds", str(summary["rounds"])),
         ("training", duration(cost["seconds"])),
         ("a round", f"{cost['seconds_per_round']:.3g} s"),
@@ -72,4 +80,4 @@ def totals(run: Run) -> Table:
     ]
     if "overhead_seconds_per_round" in cost:
         rows.insert(3, ("of a round not training", f"{cost['overhead_seconds_per_round']:.3g} s"))
-    return Table("Cost of the run, all seeds together", ("what", "how much"), rows)
+    return ReportTable("Cost of the run, all seeds together", ("what", "how much"), rows)

@@ -13,16 +13,16 @@ from corefed.show.page.content import (
     Group,
     Missing,
     Part,
+    ReportTable,
     Row,
     Section,
     Share,
-    Table,
     Text,
     missing,
     number,
 )
-from corefed.show.page.gather import KINDS, Run
-from corefed.show.page.points import Points
+from corefed.show.page.gather import KINDS, RunFolder
+from corefed.show.page.points import ShownPoints
 from corefed.show.page.sections.chosen import COLUMNS, Most, target_name, truth
 
 AID = (
@@ -33,7 +33,7 @@ SHARES = 3
 """Classes of a prediction that are shown."""
 
 
-def section(run: Run, points: Points | Missing, most: Most, prefix: str) -> Section:
+def section(run: RunFolder, points: ShownPoints | Missing, most: Most, prefix: str) -> Section:
     name, title = f"{prefix}examples", "Test points to look at"
     if isinstance(run.held_out, Missing):
         return Section(name, title, "", [missing(run.held_out)])
@@ -70,7 +70,9 @@ def section(run: Run, points: Points | Missing, most: Most, prefix: str) -> Sect
     return Section(name, title, AID, parts)
 
 
-def _cards(run: Run, points: Points | Missing, of: Tree, places: list[int], title: str) -> Gallery:
+def _cards(
+    run: RunFolder, points: ShownPoints | Missing, of: Tree, places: list[int], title: str
+) -> Gallery:
     assert not isinstance(points, Missing)
     cards = []
     for place in places:
@@ -93,7 +95,7 @@ def _cards(run: Run, points: Points | Missing, of: Tree, places: list[int], titl
     return Gallery(title, [Group("", cards)], note="Green is the truth. Uncertainties in nats.")
 
 
-def _shares(run: Run, p: Tensor, y: int) -> list[Share]:
+def _shares(run: RunFolder, p: Tensor, y: int) -> list[Share]:
     """The likeliest classes, and the true one."""
     order = p.argsort(descending=True, stable=True)[:SHARES].tolist()
     shown = order if y in order else [*order[:-1], y]
@@ -105,7 +107,9 @@ def _shares(run: Run, p: Tensor, y: int) -> list[Share]:
     ]
 
 
-def _table(run: Run, points: Points | Missing, of: Tree, places: list[int], title: str) -> Table:
+def _table(
+    run: RunFolder, points: ShownPoints | Missing, of: Tree, places: list[int], title: str
+) -> ReportTable:
     columns = () if isinstance(points, Missing) else points.columns[:COLUMNS]
     row: Callable[[int, int], Row] = (
         (lambda client, point: [])
@@ -132,4 +136,4 @@ def _table(run: Run, points: Points | Missing, of: Tree, places: list[int], titl
     unit = "entropies in nats" if run.labels else "standard deviations in the target's unit"
     dropped = 0 if isinstance(points, Missing) else len(points.columns) - COLUMNS
     more = f" {dropped} more columns are left out." if dropped > 0 else ""
-    return Table(title, heads, rows, note=f"Uncertainties are {unit}.{more}")
+    return ReportTable(title, heads, rows, note=f"Uncertainties are {unit}.{more}")

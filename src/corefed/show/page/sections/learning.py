@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 from corefed.show.page import charts
 from corefed.show.page.content import (
-    Cell,
     Figure,
     Figures,
+    ReportTable,
     Section,
-    Table,
+    TableCell,
     missing,
     number,
     percent,
 )
 from corefed.show.page.gather import (
     KINDS,
-    Point,
-    Run,
+    EvaluatedRound,
+    RunFolder,
     curve,
     heading,
     score_name,
@@ -32,10 +32,10 @@ class Line(NamedTuple):
     """A curve and the name it goes by."""
 
     series: str
-    points: Sequence[Point]
+    points: Sequence[EvaluatedRound]
 
 
-def section(run: Run, prefix: str) -> Section:
+def section(run: RunFolder, prefix: str) -> Section:
     name, title = f"{prefix}curves", "Learning curves"
     aid = (
         f"How the {score_name(run.score)} on the clients' own test points grew"
@@ -86,11 +86,11 @@ def figures(
     return Figures(found)
 
 
-def table(lines: Sequence[Line], score: str, key: str, axis: str) -> Table:
+def table(lines: Sequence[Line], score: str, key: str, axis: str) -> ReportTable:
     rows = [
         (
             line.series,
-            Cell(f"{getattr(point, key):,.0f}", getattr(point, key)),
+            TableCell(f"{getattr(point, key):,.0f}", getattr(point, key)),
             score_cell(point.mean, score),
             score_cell(point.std, score),
             ", ".join(score_text(each, score, 2) for each in point.per_seed),
@@ -99,10 +99,10 @@ def table(lines: Sequence[Line], score: str, key: str, axis: str) -> Table:
         for point in line.points
     ]
     heads = ("series", axis, "mean", "std over seeds", "by seed")
-    return Table(f"{heading(score_name(score))} by {axis}", heads, rows)
+    return ReportTable(f"{heading(score_name(score))} by {axis}", heads, rows)
 
 
-def score_cell(value: float, score: str) -> Cell:
+def score_cell(value: float, score: str) -> TableCell:
     return percent(value, 2) if score == "accuracy" else number(value, ".4g")
 
 

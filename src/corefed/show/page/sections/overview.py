@@ -6,8 +6,8 @@ import shlex
 from typing import Any
 
 from corefed.settings.config import LOCAL, MEMORY
-from corefed.show.page.content import Command, Fold, Part, Section, Table, Text, Tile, Tiles
-from corefed.show.page.gather import Run, heading, score_name, score_text, shown
+from corefed.show.page.content import Command, Fold, Part, ReportTable, Section, Text, Tile, Tiles
+from corefed.show.page.gather import RunFolder, heading, score_name, score_text, shown
 from corefed.training import record
 
 METRICS = {"nll": "NLL", "ece": "ECE"}
@@ -18,7 +18,7 @@ AID = (
 )
 
 
-def section(run: Run, prefix: str) -> Section:
+def section(run: RunFolder, prefix: str) -> Section:
     parts: list[Part] = [Tiles(tiles(run))]
     if not run.finished:
         config = run.summary["config"]
@@ -39,7 +39,7 @@ def section(run: Run, prefix: str) -> Section:
     return Section(f"{prefix}overview", "Main figures", aid, parts)
 
 
-def sentence(run: Run) -> str:
+def sentence(run: RunFolder) -> str:
     """The run in a line."""
     summary = run.summary
     config = summary["config"]
@@ -65,7 +65,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def tiles(run: Run) -> list[Tile]:
+def tiles(run: RunFolder) -> list[Tile]:
     """Scores of every model, the main model's calibration, and what it cost."""
     found = []
     for model in run.models_with(run.score) if run.score else []:
@@ -90,7 +90,7 @@ def tiles(run: Run) -> list[Tile]:
     return found
 
 
-def _spread(run: Run, each: dict[str, Any], metric: str) -> str:
+def _spread(run: RunFolder, each: dict[str, Any], metric: str) -> str:
     if len(run.seeds) == 1:
         return f"seed {run.seeds[0]}"
     std = each["std"] * (100 if metric == "accuracy" else 1)
@@ -103,10 +103,10 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def settings(run: Run) -> Table:
+def settings(run: RunFolder) -> ReportTable:
     about = [(key, value) for key, value in run.summary["environment"].items() if key != "notes"]
     rows = [(key, _plain(value)) for key, value in (*run.summary["config"].items(), *about)]
-    return Table("Every setting, and what the figures may depend on beside them",
+    return ReportTable("Every setting, and what the figures may depend on beside them",
                  ("setting", "value"), rows)  # fmt: skip
 
 

@@ -11,18 +11,18 @@ import numpy.typing as npt
 from corefed.base.types import Tree
 from corefed.show.page import charts
 from corefed.show.page.content import (
-    Cell,
     Figure,
     Figures,
     Missing,
     Part,
+    ReportTable,
     Section,
-    Table,
+    TableCell,
     missing,
     number,
     percent,
 )
-from corefed.show.page.gather import KINDS, Run, heading
+from corefed.show.page.gather import KINDS, RunFolder, heading
 from corefed.training.evaluate import BINS
 from corefed.use import selective
 
@@ -35,7 +35,7 @@ POINTS = 160
 SCATTER = 600
 
 
-def section(run: Run, prefix: str) -> Section:
+def section(run: RunFolder, prefix: str) -> Section:
     name, title = f"{prefix}trust", "Can its confidence be believed?"
     if isinstance(run.held_out, Missing):
         return Section(name, title, "", [missing(run.held_out)])
@@ -72,7 +72,7 @@ def _reliability(held: Tree, kinds: Sequence[str], name: str) -> Figure:
                     (
                         kind,
                         f"{b / BINS:.2f} to {(b + 1) / BINS:.2f}",
-                        Cell(str(found.points[b]), float(found.points[b])),
+                        TableCell(str(found.points[b]), float(found.points[b])),
                         number(confidence),
                         number(accuracy),
                     )
@@ -88,7 +88,7 @@ def _reliability(held: Tree, kinds: Sequence[str], name: str) -> Figure:
         data, KINDS, "confidence", "part that is right", form=".1f", x_form=".1f", diagonal=True,
         zero=True,
     )  # fmt: skip
-    table = Table(
+    table = ReportTable(
         f"{BINS} bins of the confidence, all test points and seeds together",
         ("model", "confidence", "points", "mean confidence", "part that is right"),
         rows,
@@ -117,7 +117,9 @@ def _risk(held: Tree, kinds: Sequence[str], name: str) -> Figure:
     spec = charts.series(
         data, KINDS, "kept, %", "wrong among the kept, %", form=".2~g", points=False, zero=True
     )
-    table = Table("Error among the most certain predictions", ("model", "kept", "wrong"), rows)
+    table = ReportTable(
+        "Error among the most certain predictions", ("model", "kept", "wrong"), rows
+    )
     return Figure(f"{name}-risk", "Risk and coverage", spec, finding, table)
 
 
@@ -130,7 +132,7 @@ def _wrong(held: Tree, kind: str) -> npt.NDArray[np.float64]:
     return np.asarray(wrong.double().numpy())
 
 
-def _thresholds(held: Tree, kind: str, seeds: Sequence[int]) -> Table:
+def _thresholds(held: Tree, kind: str, seeds: Sequence[int]) -> ReportTable:
     """What `corefed predict` would promise, and what it comes to on the same points."""
     rows = []
     for target in TARGETS:
@@ -139,15 +141,15 @@ def _thresholds(held: Tree, kind: str, seeds: Sequence[int]) -> Table:
         rows.append(
             (
                 f"{100 * target:g} %",
-                Cell("none", 0.0) if found.kept == 0
-                else Cell("all kept", math.inf) if math.isinf(found.value)
+                TableCell("none", 0.0) if found.kept == 0
+                else TableCell("all kept", math.inf) if math.isinf(found.value)
                 else number(found.value, ".4g"),
                 percent(kept),
                 percent(found.wrong / found.kept if found.kept else None, 2),
             )
         )  # fmt: skip
     over = "all seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return Table(
+    return ReportTable(
         f"Thresholds for review: {kind} models, {len(held['y']):,} test points, {over}",
         ("promised error", "keep below (entropy, nats)", "kept", "error among the kept"),
         rows,
@@ -175,7 +177,7 @@ def _coverage(held: Tree, kinds: Sequence[str], name: str) -> Figure:
         data, KINDS, "nominal level", "targets inside", form=".1f", x_form=".1f", diagonal=True,
         zero=True,
     )  # fmt: skip
-    table = Table("Targets inside central intervals", ("model", "nominal", "inside"), rows)
+    table = ReportTable("Targets inside central intervals", ("model", "nominal", "inside"), rows)
     return Figure(f"{name}-coverage", "Coverage of intervals", spec, _sentence(said), table)
 
 
@@ -195,14 +197,16 @@ def _against(held: Tree, kind: str, name: str) -> Figure:
     rows = [
         (
             f"{edges[b]:.3g} to {edges[b + 1]:.3g}",
-            Cell(str(int((index == b).sum())), float((index == b).sum())),
+            TableCell(str(int((index == b).sum())), float((index == b).sum())),
             number(float(mean[index == b].mean()), ".4g"),
             number(float(np.sqrt((off[index == b] ** 2).mean())), ".4g"),
         )
         for b in range(10)
         if (index == b).any()
     ]
-    table = Table("By tenths of the truth", ("truth", "points", "mean prediction", "RMSE"), rows)
+    table = ReportTable(
+        "By tenths of the truth", ("truth", "points", "mean prediction", "RMSE"), rows
+    )
     spec = charts.scatter(
         data, KINDS, "truth", "prediction", form=".3~g", diagonal=(low, high), legend=False
     )
