@@ -17,7 +17,6 @@ from corefed.base.errors import UserError
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData
 from corefed.federation import client, server
-from corefed.federation.operate.folder import Client
 from corefed.federation.protocol import Task
 from corefed.federation.rules import Rules
 from corefed.models import own

@@ -237,7 +237,7 @@ def test_what_became_of_the_run(
     def failing(*ignored: object) -> None:
         raise raised
 
-    monkeypatch.setattr(rounds, "due", failing)
+    monkeypatch.setattr(rounds.Simulation, "evaluate", failing)
     assert corefed("run", *SMALL, "--out=run", "--track=mlflow").code in (2, 130)
     assert Logged(place / "run").run.info.status == status
 

@@ -126,7 +126,7 @@ def test_errors_of_a_linear_posterior_are_closed_forms() -> None:
     y = signal + 0.3 * torch.randn(signal.shape, generator=generator)
     points = posterior_errors.KnownPoints(x, y, signal)
     kl = torch.tensor([5.0])
-    found = posterior_errors._of(model, theta, kl, points, points, 0.3)
+    found = posterior_errors._measure_seed(model, theta, kl, points, points, 0.3)
     outputs = posterior_errors.outputs_of(model, theta, x)
     torch.testing.assert_close(outputs[0, 7], at(theta[0, 7])[0], rtol=1e-5, atol=1e-5)
     bias = at(mu) - signal

@@ -1,7 +1,7 @@
-"""The figures in clients' answers: read as what they claim to be, or not at all.
+"""The numbers in clients' answers: read as what they claim to be, or not at all.
 
 They come from machines that the server does not control, as JSON. Nothing in them changes the
-model; a figure that is no number of its kind must not change a table either.
+model; a value that is not a number of its kind must not change a table either.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _totals(model: str, sums: object, classes: int, most: int) -> Tree:
 def scores(
     found: Mapping[str, Mapping[str, Tree]], names: Sequence[str], classes: Sequence[str]
 ) -> dict[str, Any]:
-    """What a line says of an evaluation, from the totals of the clients that sent some."""
+    """An evaluation as rounds.jsonl has it, from the totals of the clients that sent some."""
     models = list(dict.fromkeys(model for each in found.values() for model in each))
     if not models:
         return {}

@@ -117,8 +117,8 @@ def measure_all(
     if not jobs:
         return
     full = case.full()
-    g = _drawn(case, full, setting.draws, 0).to(device)
-    fresh = _drawn(case, full, setting.fresh, 1).to(device)
+    g = _draw_potentials(case, full, setting.draws, 0).to(device)
+    fresh = _draw_potentials(case, full, setting.fresh, 1).to(device)
     with bars(console=console) as shown:
         for done, job in enumerate(jobs):
             text = f"{done}/{len(jobs)}, k = {job['k']}, {job['solver']}"
@@ -135,7 +135,9 @@ def measure(
     def resample(w: Tensor, step: int) -> Problem:
         """Potentials under draws of the coreset's own posterior, for sparse-vi."""
         now = case.posterior(w[0].double().cpu())
-        return problem.problem(_drawn(case, now, g.shape[1], 2 + step).to(g).unsqueeze(0), k)
+        return problem.problem(
+            _draw_potentials(case, now, g.shape[1], 2 + step).to(g).unsqueeze(0), k
+        )
 
     posed = problem.problem(g.unsqueeze(0), k)
     generator = torch.Generator().manual_seed(0)
@@ -148,7 +150,7 @@ def measure(
     return line
 
 
-def _drawn(case: Case, posterior: Normal, draws: int, stream: int) -> Tensor:
+def _draw_potentials(case: Case, posterior: Normal, draws: int, stream: int) -> Tensor:
     """g [n, S] in float32, from draws of a stream of their own."""
     thetas = posterior.sample(draws, torch.Generator().manual_seed(stream))
     return case.potentials(thetas).float()
@@ -158,23 +160,23 @@ def _iteration(
     name: str, case: Case, setting: SolverSetting, device: torch.device
 ) -> dict[str, Any]:
     """Seconds of an iteration of A-IHT II and of one product with Phi^T, in turn, in one run."""
-    g = _drawn(case, case.full(), setting.draws, 0).to(device)
+    g = _draw_potentials(case, case.full(), setting.draws, 0).to(device)
     posed = problem.problem(g.unsqueeze(0), setting.sizes[0])
     iterations, repeats = 20, 5
     best = {"product": math.inf, "iteration": math.inf}
     for _ in range(repeats):
-        start = _now(device)
+        start = _synchronised_time(device)
         for _ in range(iterations):
             posed.points.correlate(posed.y)
-        middle = _now(device)
+        middle = _synchronised_time(device)
         aiht.solve(posed, iterations=iterations, debias=True)
-        end = _now(device)
+        end = _synchronised_time(device)
         best["product"] = min(best["product"], (middle - start) / iterations)
         best["iteration"] = min(best["iteration"], (end - middle) / iterations)
     return {"problem": name, "k": setting.sizes[0], **best}
 
 
-def _now(device: torch.device) -> float:
+def _synchronised_time(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

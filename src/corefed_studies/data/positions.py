@@ -59,10 +59,10 @@ def load(
         )
     if path is None:
         found = find("housing/california_housing.csv", data_dir)
-        return _checked("California housing", found, list(_csv_rows(found, None)))
+        return _check("California housing", found, list(_csv_rows(found, None)))
     if path.suffix in (".npy", ".npz"):
-        return _checked(path.stem, path, _array_rows(path))
-    return _checked(path.stem, path, list(_csv_rows(path, postcodes)))
+        return _check(path.stem, path, _array_rows(path))
+    return _check(path.stem, path, list(_csv_rows(path, postcodes)))
 
 
 def find(relative: str, data_dir: Path | None) -> Path:
@@ -79,7 +79,7 @@ def find(relative: str, data_dir: Path | None) -> Path:
     )
 
 
-def _checked(name: str, path: Path, rows: Sequence[Sale] | np.ndarray) -> Positions:
+def _check(name: str, path: Path, rows: Sequence[Sale] | np.ndarray) -> Positions:
     """Drop what is missing, refuse what is wrong."""
     table = torch.as_tensor(np.asarray(rows, dtype=np.float64)).reshape(-1, 3)
     where, price = table[:, :2], table[:, 2]

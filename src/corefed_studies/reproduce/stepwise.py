@@ -14,11 +14,11 @@ from corefed.base.types import Tree
 from corefed.training.setup import Setup
 
 RoundCurves = dict[str, list[float]]
-"""Label -> a figure after each round."""
+"""Label -> a number after each round."""
 
 
-def kept(path: Path, work: Callable[[], RoundCurves]) -> RoundCurves:
-    """What an earlier call found, or the work done now and kept."""
+def read_or_compute(path: Path, work: Callable[[], RoundCurves]) -> RoundCurves:
+    """What an earlier call wrote to the file; else the work is done now and written."""
     if not path.exists():
         path.write_text(json.dumps(work()) + "\n")
     curves: RoundCurves = json.loads(path.read_text())

@@ -92,12 +92,12 @@ def make_tables(found: Results) -> Sequence[Table]:
     )
     tail = " ".join(filter(None, (results.machines(found), results.failures(found))))
     return [
-        _of(found, model, f"{model} model, {about}: accuracy by class (%)", text)
+        _make_table(found, model, f"{model} model, {about}: accuracy by class (%)", text)
         for model, text in (("global", note), ("personal", tail))
     ]
 
 
-def _of(found: Results, model: str, title: str, note: str) -> Table:
+def _make_table(found: Results, model: str, title: str, note: str) -> Table:
     labels = list(
         dict.fromkeys(
             label for r in found.values() for row in r.get("classes", {}).values() for label in row

@@ -1,4 +1,4 @@
-"""A look at a client's device and data before it connects, in a process of its own.
+"""Check a client's device and data before it connects, in a subprocess.
 
 Prints one line about the data, or the sentence why they cannot be used and ends with code 2.
 """

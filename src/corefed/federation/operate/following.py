@@ -56,7 +56,7 @@ def start(
             f"There is a run {name} already; choose another --name, or go on with it by: "
             f"corefed federation resume {_quoted(directory)} --name {name}"
         )
-    _ready(server)
+    _require_idle_server(server)
     record.Folder(folder).create(experiment)
     return _submit(server, directory, name, experiment, json=json, quiet=quiet)
 
@@ -66,7 +66,7 @@ def resume(
 ) -> int:
     """Go on with a run, by default the last one, perhaps to more rounds; an exit code."""
     server = ServerFolder.read(directory)
-    name = check_run(name) if name else _last(server)
+    name = check_run(name) if name else _last_run(server)
     folder = server.run_folder(name)
     assignments = [f"rounds={rounds}"] if rounds is not None else []
     experiment = resolve(folder / record.EXPERIMENT, assignments=assignments)
@@ -75,7 +75,7 @@ def resume(
         raise UserError(f"Run {name} has {done} rounds already; --rounds must be that or more.")
     if (folder / record.SUMMARY).exists() and experiment.run.rounds <= done:
         raise UserError(f"Run {name} is complete with {done} rounds; ask for more by --rounds.")
-    _ready(server)
+    _require_idle_server(server)
     record.Folder(folder).create(experiment)
     (folder / record.SUMMARY).unlink(missing_ok=True)  # of the run when it was shorter
     return _submit(server, directory, name, experiment, json=json, quiet=quiet)
@@ -105,7 +105,7 @@ def _wait_until_free(folder: Path) -> None:
 
 
 def list_submitted(server: ServerFolder) -> dict[str, dict[str, Any]]:
-    """Name -> what Flower says of its last submission: id, status, details, whether it ended."""
+    """Name -> its last submission as Flower sees it: id, status, details, whether it ended."""
     paths = sorted(server.runs.glob(f"*/{SUBMITTED}"))
     known = {run["id"]: run for run in control.ask(server, "runs")} if paths else {}
     found: dict[str, dict[str, Any]] = {}
@@ -117,13 +117,13 @@ def list_submitted(server: ServerFolder) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _ready(server: ServerFolder) -> None:
+def _require_idle_server(server: ServerFolder) -> None:
     """A server that answers, and trains nothing else: clients do one task at a time."""
     _wait_for_server(server)
     for name, run in list_submitted(server).items():
         if run["ended"]:
             continue
-        if not _abandoned(server, name):
+        if not _is_abandoned(server, name):
             raise UserError(
                 f"Run {name} is going on; wait for it, or stop it with: corefed federation stop "
                 f"{_quoted(server.path)}"
@@ -141,7 +141,7 @@ def _wait_for_server(server: ServerFolder) -> None:
     processes.require_answer(server)
 
 
-def _abandoned(server: ServerFolder, name: str) -> bool:
+def _is_abandoned(server: ServerFolder, name: str) -> bool:
     """Whether a run, which Flower takes for going on, was left when the server was killed.
 
     Nobody works in its folder, and the server was started after it was submitted.
@@ -244,7 +244,7 @@ def _reason(run: dict[str, Any], happened: Sequence[dict[str, Any]]) -> str:
     return f"The run ended ({run['status']}): {run['details'] or 'no reason given'}"
 
 
-def _last(server: ServerFolder) -> str:
+def _last_run(server: ServerFolder) -> str:
     runs = [path.parent for path in server.runs.glob(f"*/{record.EXPERIMENT}")]
     if not runs:
         raise UserError(f"{server.runs} holds no run; start one with: corefed federation run")

@@ -64,12 +64,12 @@ def measure(place: Path) -> dict[str, list[float]]:
         start = run.method.init_server(Streams([Who(seed, SERVER)], 0))["v"].to(device)
         theta = gaussian.sample(q, noise)
         kl = torch.stack([gaussian.kl(q, _prior(start, std).expand_as(q)) for std in PRIORS])
-        for name, value in _of(model, theta, kl.amin(0), train, test, data.noise).items():
+        for name, value in _measure_seed(model, theta, kl.amin(0), train, test, data.noise).items():
             found.setdefault(name, []).append(value)
     return found
 
 
-def _of(
+def _measure_seed(
     model: Model, theta: Tensor, kl: Tensor, train: KnownPoints, test: KnownPoints, noise: float
 ) -> dict[str, float]:
     outputs = outputs_of(model, theta, test.x)  # [C, draws, m]

@@ -53,7 +53,7 @@ def table(found: Results) -> Table:
     return Table("What was to be shown", ("to show", "measured", "reached"), lines, note)
 
 
-def named(spot: Spot) -> str:
+def describe_spot(spot: Spot) -> str:
     return f"{spot.problem} {spot.percent} %, {spot.steps} steps"
 
 
@@ -101,7 +101,7 @@ def _tenth(found: Results) -> list[AimRow]:
         names = [problem_of(name).label for name, value in asked.items() if value == within]
         mine = [each for each in cells if asked.get(each.spot.problem) == within]
         good = sum(each.gap.value >= -within for each in mine)
-        listed = "; ".join(f"{named(each.spot)} {format_mean(each.gap)}" for each in mine)
+        listed = "; ".join(f"{describe_spot(each.spot)} {format_mean(each.gap)}" for each in mine)
         lines.append(
             _row(
                 f"{TENTH} %: within {within:g} points of full data ({'; '.join(names)})",
@@ -127,7 +127,7 @@ def _half(found: Results) -> AimRow:
 def _worst(cells: Sequence[Compared]) -> str:
     """The cells that are below, the worst first."""
     below = sorted((each for each in cells if each.gap.below), key=lambda each: each.gap.value)
-    words = [f"{named(each.spot)} {format_mean(each.gap)}" for each in below[:WORST]]
+    words = [f"{describe_spot(each.spot)} {format_mean(each.gap)}" for each in below[:WORST]]
     words += [f"{len(below) - WORST} more"] if len(below) > WORST else []
     return f": {'; '.join(words)}" if words else ""
 
@@ -147,7 +147,10 @@ def rivals(found: Results) -> list[Table]:
         ranked = sorted(cells, key=lambda each: each.gap.value)
         level = counts.cells - counts.above - counts.below
         figures = map(str, (counts.cells, counts.above, level, counts.below))
-        ends = (f"{format_mean(each.gap)} ({named(each.spot)})" for each in (ranked[0], ranked[-1]))
+        ends = (
+            f"{format_mean(each.gap)} ({describe_spot(each.spot)})"
+            for each in (ranked[0], ranked[-1])
+        )
         rows.append([row, *figures, *ends])
     columns = ("", "cells", "default above", "level", "default below", "least", "most")
     note = "Differences of the default from the row, as above; level: the interval holds 0."
