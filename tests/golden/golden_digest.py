@@ -33,14 +33,7 @@ DIGESTS, ENVIRONMENT = HERE / "digests", HERE / "environment.json"
 
 Fields = dict[str, Any]
 
-RENAMED: dict[str, str] = {
-    # The state of a subset stands apart from the method's own since the contract has `Subset`.
-    f"state/private.{name}": f"state/private.subset.{name}"
-    for name in (
-        "age", "before", "checked", "held_out_error", "looked", "over_uniform", "owed",
-        "refreshes", "weight",
-    )
-}  # fmt: skip
+RENAMED: dict[str, str] = {}
 """Recorded field -> its name now, such as "state/private.q": "state/private.posterior".
 
 The one place where a rename of a tensor or a figure is declared. It holds for all cases; the part

@@ -519,6 +519,6 @@ def test_client_toml_lists_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "key").touch(mode=0o600)
     text = 'name = "north"\naddress = "localhost:8000"\n'
     (tmp_path / "client.toml").write_text(text)
-    assert Client.read(tmp_path).place().model == ""
+    assert ClientFolder.read(tmp_path).place().model == ""
     (tmp_path / "client.toml").write_text(f'{text}model = "own_trace:make"\n')
-    assert Client.read(tmp_path).place().model == "own_trace:make"
+    assert ClientFolder.read(tmp_path).place().model == "own_trace:make"
