@@ -17,6 +17,7 @@ from corefed.base.errors import UserError
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData
 from corefed.federation import client, server
+from corefed.federation.operate.folder import ClientFolder
 from corefed.federation.protocol import Task
 from corefed.federation.rules import Rules
 from corefed.models import own
