@@ -12,13 +12,14 @@ from typing import Literal, NamedTuple
 
 import pytest
 import torch
+from exact import exact_mean_field
 from torch import Tensor
 
 from corefed.base.rng import Streams, Who
 from corefed.base.types import Batch, ClientData, Tree, Work
 from corefed.bayes import elbo, gaussian
 from corefed.bayes.batches import batches
-from corefed.data.synthetic import exact_mean_field, linear_gaussian
+from corefed.data.synthetic import linear_gaussian
 from corefed.methods import pfedbayes, random_subset
 from corefed.models.likelihood import Gaussian
 from corefed.models.network import Model, mlp

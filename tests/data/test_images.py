@@ -23,7 +23,7 @@ from corefed.base.errors import UserError
 from corefed.data import load
 from corefed.data.dataset import select
 from corefed.data.images import find
-from corefed.data.pictures import UnreadableError, read, square, stretched
+from corefed.data.pictures import UnreadableError, read, square
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
 
@@ -238,10 +238,10 @@ def big_endian_tiff(levels: np.ndarray) -> bytes:
 
 
 def test_stretching() -> None:
-    assert stretched(np.array([-5.0, 0.0, 5.0])).tolist() == [0, 128, 255]
-    assert stretched(np.full(3, 700)).tolist() == [0, 0, 0]
+    assert stretch(np.array([-5.0, 0.0, 5.0])).tolist() == [0, 128, 255]
+    assert stretch(np.full(3, 700)).tolist() == [0, 0, 0]
     with pytest.raises(UnreadableError, match="NaN"):
-        stretched(np.array([0, np.nan]))
+        stretch(np.array([0, np.nan]))
 
 
 def test_photographs_are_turned_upright(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from corefed.base.errors import UserError
 from corefed.data import Dataset, Split, load, split
-from corefed.data.partition import default_for, notes, table, thinned
+from corefed.data.partition import count_classes, default_for, notes, thin
 
 SEEDS = st.integers(0, 2**63)
 ALL_SPECS = ["labels:1", "labels:3", "labels:4:20", "dirichlet:0.5", "iid", "quantity:1", "natural"]
@@ -136,7 +136,8 @@ def test_labels_are_assigned_evenly(
 
 
 def test_labels_are_divided_equally() -> None:
-    counts = torch.tensor(table(split("labels:5", pool("any", 100), 10, 0), pool("any", 100)))
+    splits = split("labels:5", pool("any", 100), 10, 0)
+    counts = torch.tensor(count_classes(splits, pool("any", 100)))
     assert counts[counts > 0].min() >= 15  # 20 points a client and label, one in five for testing
     assert counts[counts > 0].max() <= 17
 
@@ -185,9 +186,9 @@ def test_natural_follows_the_groups() -> None:
 
 def test_table() -> None:
     dataset = pool("mnist", 6000)
-    counts = table(split("shards-small", dataset, 10, 0), dataset)
+    counts = count_classes(split("shards-small", dataset, 10, 0), dataset)
     assert counts == [[50] * 5 + [0] * 5, [0] * 5 + [50] * 5] * 5
-    assert table(split("iid", regression(), 3, 0), regression()) == [[16]] * 3
+    assert count_classes(split("iid", regression(), 3, 0), regression()) == [[16]] * 3
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,8 @@ def test_shared_normal() -> None:
     splits = split("shared-normal", dataset, 2, 0)
     check_laws(splits, dataset, 2)
     assert sorted(rows(splits)) == list(range(243))
-    assert table(splits, dataset) in ([[61, 31, 0], [0, 30, 61]], [[61, 30, 0], [0, 31, 61]])
+    counts = count_classes(splits, dataset)
+    assert counts in ([[61, 31, 0], [0, 30, 61]], [[61, 30, 0], [0, 31, 61]])
     for client, one in enumerate(splits):
         assert dataset.held_out is not None
         assert dataset.held_out[one.test].all()
@@ -310,7 +312,7 @@ def test_shared_normal_without_a_division() -> None:
 )
 def test_which_class_is_normal(names: tuple[str, ...], shared: int) -> None:
     dataset = divided()._replace(labels=names)
-    counts = torch.tensor(table(split("shared-normal", dataset, 2, 0), dataset))
+    counts = torch.tensor(count_classes(split("shared-normal", dataset, 2, 0), dataset))
     assert counts[:, shared].tolist() == [30, 30]
     said = notes("shared-normal", split("shared-normal", dataset, 2, 0), dataset)
     guessed = names in (("a", "b", "c"), ())
@@ -409,16 +411,16 @@ def test_label_partitions_need_labels() -> None:
         split("iid", pool("any", 50), 3, -1)
 
 
-def test_thinned_clients_keep_a_part_of_their_own_points() -> None:
+def test_clients_that_are_thinned_keep_a_part_of_their_own_points() -> None:
     splits = split("iid", pool("any", 11, 9), 4, seed=0)
-    half = thinned(splits, 0.5, seed=0)
+    half = thin(splits, 0.5, seed=0)
     for before, after in zip(splits, half, strict=True):
         assert len(after.train) == -(-len(before.train) // 2)  # rounded up
         assert set(after.train.tolist()) < set(before.train.tolist())
         assert after.train.tolist() == sorted(after.train.tolist())
         assert torch.equal(after.test, before.test)
-    again, other = (thinned(splits, 0.5, seed=s) for s in (0, 1))
+    again, other = (thin(splits, 0.5, seed=s) for s in (0, 1))
     assert all(torch.equal(a.train, b.train) for a, b in zip(half, again, strict=True))
     assert any(not torch.equal(a.train, b.train) for a, b in zip(half, other, strict=True))
-    assert thinned(splits, 1.0, seed=0) is splits
-    assert all(len(one.train) == 1 for one in thinned(splits, 1e-9, seed=0))
+    assert thin(splits, 1.0, seed=0) is splits
+    assert all(len(one.train) == 1 for one in thin(splits, 1e-9, seed=0))

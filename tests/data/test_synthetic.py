@@ -6,15 +6,11 @@ import math
 
 import pytest
 import torch
+from exact import exact_mean_field, exact_posterior
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.data.synthetic import (
-    exact_mean_field,
-    exact_posterior,
-    linear_gaussian,
-    smooth_regression,
-)
+from corefed.data.synthetic import linear_gaussian, smooth_regression
 
 
 class Problem:

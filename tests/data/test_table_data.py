@@ -132,7 +132,7 @@ def test_parquet_is_the_same_table(tmp_path: Path) -> None:
 def test_names_of_numbers() -> None:
     """2.0 is 2 everywhere; other text is a name as it is written."""
     named = ["2", " 2.0 ", "2.00", "02", "2.5", "-1.0", "x.0", "1e3"]
-    assert [cells.named(each) for each in named] == [
+    assert [cells.as_name(each) for each in named] == [
         "2", "2", "2", "02", "2.5", "-1", "x.0", "1e3",
     ]  # fmt: skip
     assert sources.names(np.array([2.0, 2.5, math.nan, -1.0])) == ["2", "2.5", "", "-1"]
@@ -165,7 +165,7 @@ def test_task(tmp_path: Path, targets: list[str], task: str, classes: int) -> No
     if not classes:
         assert data.y.flatten().tolist() == pytest.approx([float(each) for each in targets])
     else:
-        assert [data.labels[i] for i in data.y.tolist()] == [cells.named(t) for t in targets]
+        assert [data.labels[i] for i in data.y.tolist()] == [cells.as_name(t) for t in targets]
     assert any(("regression" in note) == (not classes) for note in data.notes)
 
 
@@ -258,7 +258,7 @@ def test_scaled_features_have_mean_0_and_std_1(seed: int, scale: str) -> None:
     data = dataset(seed=seed)
     splits = partition.split("natural", data, 2, 0)
     (found,) = clients.federate(data, splits, scale=scale, names=("p", "q")).preparations
-    parts = [found.scaled(data.x[one.train], name) for one, name in zip(splits, "pq", strict=True)]
+    parts = [found.scale(data.x[one.train], name) for one, name in zip(splits, "pq", strict=True)]
     for each in [torch.cat(parts)] if scale == "features" else parts:
         every = each.double()
         assert every[:, 0].mean().item() == pytest.approx(0, abs=1e-6)
@@ -281,15 +281,15 @@ def test_preparation_round_trips(scale: str) -> None:
     again = Preparation.from_dict(json.loads(json.dumps(found.to_dict())))
     assert again == found
     raw = data.x[splits[1].test]
-    assert torch.equal(again.scaled(raw, "q"), federated.test.x[1, : len(raw)])
-    assert again.scaled(raw, "q").isfinite().all()
+    assert torch.equal(again.scale(raw, "q"), federated.test.x[1, : len(raw)])
+    assert again.scale(raw, "q").isfinite().all()
 
 
 def test_older_preparations_are_read() -> None:
     """data.json of a run before there were tables."""
     old = {"shape": [3], "labels": ["a", "b"], "targets": [], "mean": [1.0], "std": [2.0]}
     found = Preparation.from_dict(old)
-    assert found.scaled(torch.tensor([[1.0, 3.0, 5.0]])).tolist() == [[0, 1, 2]]
+    assert found.scale(torch.tensor([[1.0, 3.0, 5.0]])).tolist() == [[0, 1, 2]]
 
 
 def test_missing_numbers_become_the_training_mean() -> None:
@@ -316,10 +316,12 @@ def test_a_category_without_training_points_stays_0() -> None:
 def test_a_new_client_has_a_scale_of_its_own() -> None:
     known = Preparation((1,), clients={"p": Scale((0.0,), (1.0,))})
     x = torch.tensor([[1.0], [3.0]])
-    assert scaling.known_to(known, "p", x, torch.tensor([True])) is known
-    found = scaling.known_to(known, "new", x, torch.tensor([True]))
+    assert scaling.add_client(known, "p", x, torch.tensor([True])) is known
+    found = scaling.add_client(known, "new", x, torch.tensor([True]))
     assert found.clients["new"] == Scale((2.0,), (1.0,))
-    assert scaling.known_to(Preparation((1,)), "new", x, torch.tensor([True])) == Preparation((1,))
+    assert scaling.add_client(Preparation((1,)), "new", x, torch.tensor([True])) == Preparation(
+        (1,)
+    )
 
 
 def test_targets_are_standardised_to_train_on_and_kept_to_test() -> None:
@@ -388,7 +390,7 @@ def test_warnings_by_hand(tmp_path: Path) -> None:
         for i in range(40)
     ]
     path = write(tmp_path / "a.csv", ("id", "same", "rare", "site", "y"), rows)
-    found = " ".join(validation.warnings(read(path, "y")))
+    found = " ".join(validation.find_warnings(read(path, "y")))
     assert "Columns that never change teach nothing: same." in found
     assert "'id' has another whole number in every row" in found
     assert "Columns that most rows lack: rare (65 %)." in found
@@ -401,7 +403,8 @@ def test_warnings_by_hand(tmp_path: Path) -> None:
 def test_identifiers_of_more_rows_than_values_are_counted(tmp_path: Path) -> None:
     """Numbers of rows are told from measurements that are whole numbers too."""
     rows = [(i, i // 2 * 7, "ab"[i % 2]) for i in range(21_000)]
-    found = validation.warnings(read(write(tmp_path / "a.csv", ("id", "pay", "y"), rows), "y", ""))
+    dataset = read(write(tmp_path / "a.csv", ("id", "pay", "y"), rows), "y", "")
+    found = validation.find_warnings(dataset)
     assert [note for note in found if "identifier" in note] == [
         "'id' has another whole number in every row, as an identifier has; "
         "--set ignore=id leaves it out."

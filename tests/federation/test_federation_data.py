@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corefed.base.errors import UserError
-from corefed.data import classes as naming
-from corefed.data import datasets, held_out
+from corefed.data import class_names, datasets, held_out
 from corefed.data.dataset import Dataset
 from corefed.federation.protocol import Agreement
 from corefed.federation.reading import agreement as agreements
@@ -294,14 +293,14 @@ def test_a_part_of_each_class_is_for_testing(counts: list[int], fraction: float,
     y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     y = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))]
     dataset = Dataset("any", torch.zeros(len(y), 1), y, len(counts))
-    test = held_out.drawn(dataset, fraction, seed)
+    test = held_out.draw(dataset, fraction, seed)
     for label, count in enumerate(counts):
         drawn = int(test[y == label].sum())
         assert drawn < count
         assert abs(drawn - fraction * count) < 1 + 1e-6 or (
             drawn == count - 1 and fraction * count > count - 1
         )
-    assert torch.equal(test, held_out.drawn(dataset, fraction, seed))
+    assert torch.equal(test, held_out.draw(dataset, fraction, seed))
 
 
 def test_the_split_is_the_same_at_every_call_and_random(tmp_path: Path) -> None:
@@ -322,7 +321,7 @@ def test_the_split_is_the_same_at_every_call_and_random(tmp_path: Path) -> None:
 def test_every_point_is_tested_in_some_split() -> None:
     """No point of a class is more likely to test than another: 0.25 of 400 splits, +- 0.1."""
     dataset = Dataset("any", torch.zeros(7, 1), torch.tensor([0, 1, 0, 1, 1, 0, 1]), 2)
-    often = sum(held_out.drawn(dataset, 0.25, seed).double() for seed in range(400)) / 400
+    often = sum(held_out.draw(dataset, 0.25, seed).double() for seed in range(400)) / 400
     assert isinstance(often, torch.Tensor)
     assert bool(((often - 0.25).abs() < 0.1).all()), often  # 4.6 standard deviations of 0.0217
 
@@ -354,11 +353,11 @@ def test_only_the_classes_that_are_named_are_read(tmp_path: Path) -> None:
 
 
 def test_the_order_of_classes() -> None:
-    assert naming.ordered(["10", "2", "9", "2"]) == ("2", "9", "10")
-    assert naming.ordered(["10", "2", "b"]) == ("10", "2", "b")
-    assert naming.ordered(["01", "1"]) == ("01", "1")  # text: two names
-    assert naming.united(["3", "1"]) == ("0", "1", "2", "3")
-    assert naming.united(["b", "a"]) == ("a", "b")
+    assert class_names.sort_names(["10", "2", "9", "2"]) == ("2", "9", "10")
+    assert class_names.sort_names(["10", "2", "b"]) == ("10", "2", "b")
+    assert class_names.sort_names(["01", "1"]) == ("01", "1")  # text: two names
+    assert class_names.unite(["3", "1"]) == ("0", "1", "2", "3")
+    assert class_names.unite(["b", "a"]) == ("a", "b")
 
 
 # --- fingerprint, fit -----------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def simulated(
     splits = []
     for number, path in enumerate(parts.values()):
         part = table.read(path, reading._replace(partial=True), 4096)
-        test = held_out.drawn(part, 0.2, client.SPLIT_SEED)
+        test = held_out.draw(part, 0.2, client.SPLIT_SEED)
         places = (dataset.groups == number).nonzero().flatten()
         splits.append(Split(places[~test], places[test]))
     return clients.federate(dataset, splits, scale=scale, names=SITES)
@@ -336,7 +336,7 @@ def test_nothing_of_test_rows_is_described(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", found)
     data = read(path)
     part = table.read(path, READING._replace(partial=True), 4096)
-    test = held_out.drawn(part, 0.2, client.SPLIT_SEED).tolist()
+    test = held_out.draw(part, 0.2, client.SPLIT_SEED).tolist()
     known = [row for row in found if row["ill"]]
     for row, held in zip(known, test, strict=True):
         if held:

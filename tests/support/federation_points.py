@@ -14,4 +14,4 @@ def deal(run: Run, folder: Path) -> None:
     dataset = datasets.load(run.data, seed=seed, clients=run.clients)
     spec = run.partition or partition.default_for(run.data)
     splits = partition.split(spec, dataset, run.clients, seed)
-    export.write(dataset, partition.thinned(splits, run.keep, seed), folder)
+    export.write(dataset, partition.thin(splits, run.keep, seed), folder)

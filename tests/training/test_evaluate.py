@@ -17,7 +17,7 @@ Y = torch.tensor([[0, 1, 1]])
 
 
 def test_classification_by_hand() -> None:
-    each = {name: value[0] for name, value in evaluate.of_points(P, Y).items()}
+    each = {name: value[0] for name, value in evaluate.score_classes(P, Y).items()}
     found = evaluate.metrics_of(evaluate.totals(each, Y[0], classes=2))
     assert found["accuracy"] == pytest.approx(2 / 3)
     assert found["nll"] == pytest.approx(-(math.log(0.9) + math.log(0.4) + math.log(0.6)) / 3)
@@ -40,13 +40,13 @@ def test_bins_are_closed_above(confidence: float, index: int) -> None:
 
 
 def test_a_probability_of_zero_is_not_infinite() -> None:
-    each = evaluate.of_points(torch.tensor([[[1.0, 0.0]]]), torch.tensor([[1]]))
+    each = evaluate.score_classes(torch.tensor([[[1.0, 0.0]]]), torch.tensor([[1]]))
     assert 80 < each["nll"].item() < 100
 
 
 def test_regression_by_hand() -> None:
     prediction = torch.tensor([[[1.0, 4.0], [2.0, 1.0]]])  # [mean | variance]
-    each = evaluate.of_targets(prediction, torch.tensor([[[3.0], [2.0]]]))
+    each = evaluate.score_targets(prediction, torch.tensor([[[3.0], [2.0]]]))
     flat = {name: value[0] for name, value in each.items()}
     found = evaluate.metrics_of(evaluate.totals(flat, torch.tensor([[3.0], [2.0]]), classes=0))
     assert found["rmse"] == pytest.approx(math.sqrt(2.0))
@@ -55,17 +55,17 @@ def test_regression_by_hand() -> None:
 
 def test_totals_add_over_clients() -> None:
     """The metrics of all points from the totals of two clients, and without points none."""
-    each = {name: value[0] for name, value in evaluate.of_points(P, Y).items()}
+    each = {name: value[0] for name, value in evaluate.score_classes(P, Y).items()}
     whole = evaluate.totals(each, Y[0], classes=2)
     parts = [
         evaluate.totals({k: v[rows] for k, v in each.items()}, Y[0][rows], classes=2)
         for rows in (slice(0, 1), slice(1, 3), slice(3, 3))
     ]
-    together = evaluate.added(parts)
+    together = evaluate.add(parts)
     assert evaluate.metrics_of(together) == pytest.approx(evaluate.metrics_of(whole), rel=1e-14)
-    assert evaluate.by_class_of(together) == [1.0, 0.5]
+    assert evaluate.accuracy_by_class(together) == [1.0, 0.5]
     assert evaluate.first_metric(parts[2]) is None
-    assert evaluate.by_class_of(parts[2]) == [None, None]
+    assert evaluate.accuracy_by_class(parts[2]) == [None, None]
 
 
 def table_method(probabilities: torch.Tensor) -> Method:

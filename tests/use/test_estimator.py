@@ -199,7 +199,7 @@ def test_points_held_out_are_those_of_a_real_client() -> None:
     x, y = points(60, 0)
     found = Federation(**QUICK, seed=0).fit({"a": (x, y)})
     dataset = datasets.Dataset("x", torch.from_numpy(x), torch.from_numpy(y), 3)
-    test = held_out.drawn(dataset, 0.2, 0)
+    test = held_out.draw(dataset, 0.2, 0)
     trained = found._trained
     assert trained is not None
     mine = trained.setup.data.test
@@ -234,7 +234,7 @@ def test_the_bits_of_a_run() -> None:
     run = setup.concrete(wanted).run
     trained = rounds.train(wanted)
     pool = datasets.load("digits")
-    first = partition.thinned(partition.split(run.partition, pool, 3, 1), 0.3, 1)
+    first = partition.thin(partition.split(run.partition, pool, 3, 1), 0.3, 1)
     clients = {
         f"client {i}": (pool.x[s.train], pool.y[s.train], pool.x[s.test], pool.y[s.test])
         for i, s in enumerate(first)

@@ -123,7 +123,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
 def expected(made: Made) -> dict[str, torch.Tensor]:
     """What `corefed predict` says of the raw points."""
     taken, model = made.taken, made.model
-    ready = model.preparations[taken.g].scaled(made.x.clone(), taken.client)
+    ready = model.preparations[taken.g].scale(made.x.clone(), taken.client)
     seed = model.experiment.run.seeds[taken.g]
     said = model.predict(taken.client, ready, seed=seed, kind=taken.kind)
     first = "probabilities" if taken.preparation.labels else "mean"

@@ -210,7 +210,7 @@ def test_reliability_has_the_ece_of_the_evaluation(classes: int) -> None:
     g = torch.Generator().manual_seed(classes)
     p = (3 * torch.randn(500, classes, generator=g)).softmax(-1)
     y = torch.randint(classes, (500,), generator=g)
-    each = evaluate.of_points(p, y)
+    each = evaluate.score_classes(p, y)
     expected = evaluate.metrics_of(evaluate.totals(each, y, classes))["ece"]
     found = selective.reliability(p, y)
     assert found.ece == pytest.approx(expected)

@@ -71,7 +71,7 @@ def datasets(
         export.write(dataset, splits, write)
         print(f"wrote {len(splits)} files, client-0.npz and so on, into {write}", file=sys.stderr)
     checked = own or show.startswith("image-folder:")
-    warnings = validation.warnings(dataset) if checked else []
+    warnings = validation.find_warnings(dataset) if checked else []
     for note in (*dataset.notes, *notes(spec, splits, dataset), *warnings):
         print(f"note: {note}", file=sys.stderr)
 
@@ -110,14 +110,14 @@ def _print_split(name: str, dataset: Dataset, spec: str, clients: int, seed: int
 
     clients = partition.client_count(spec, dataset, clients)
     splits = partition.split(spec, dataset, clients, seed)
-    if (about := validation.columns(dataset)) is not None:
+    if (about := validation.column_table(dataset)) is not None:
         console().print(about)
     table = Table(title=f"{name}, {spec}, seed {seed}: training points")
     numbers = tuple(map(str, range(dataset.classes))) or ("points",)
     for heading in ("client", *(dataset.labels or numbers), "all", "test"):
         table.add_column(heading, justify="right")
     names = partition.client_names(spec, dataset, clients)
-    rows = partition.table(splits, dataset)
+    rows = partition.count_classes(splits, dataset)
     for client, row, one in zip(names, rows, splits, strict=True):
         cells = map(str, (*row, sum(row), len(one.test)))
         table.add_row(client.removeprefix("client "), *cells)

@@ -34,13 +34,13 @@ def is_missing(cell: str) -> bool:
     return cell.strip().lower() in MISSING
 
 
-def named(cell: str) -> str:
+def as_name(cell: str) -> str:
     """A cell as the name of a class, category or client: text as it is, and 2.0 as 2."""
     text = cell.strip()
     return text.partition(".")[0] if _WHOLE.fullmatch(text) else text
 
 
-def shown(names: Sequence[str], most: int = 20) -> str:
+def shorten(names: Sequence[str], most: int = 20) -> str:
     """The first names of many."""
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
@@ -58,7 +58,7 @@ def check_size(path: Path, memory_mb: int) -> None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[TextIO]:
+def open_text(path: Path) -> Iterator[TextIO]:
     """The text of the file; a mark that some programs put before it is no part of it."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -71,7 +71,7 @@ def opened(path: Path) -> Iterator[TextIO]:
         raise UserError(f"{path} is not a CSV file that can be read: {error}.") from error
 
 
-def header_of(path: Path, cells: Sequence[str]) -> list[str]:
+def read_header(path: Path, cells: Sequence[str]) -> list[str]:
     """Names of the columns, checked."""
     header = [cell.strip() for cell in cells]
     if not any(header):
@@ -96,7 +96,7 @@ def check_names(path: Path, header: Sequence[str]) -> None:
         raise UserError(f"{path} has {times} columns {name!r}; rename or leave out all but one.")
 
 
-def rows_of(path: Path, rows: Any, header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+def read_rows(path: Path, rows: Any, header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
     """Line and cells of every row that is not empty, from a csv.reader behind the header."""
     for row in rows:
         if not row:

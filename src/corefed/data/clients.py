@@ -13,7 +13,7 @@ from corefed.base.types import ClientData
 from corefed.data import scaling
 from corefed.data.dataset import Dataset
 from corefed.data.partition import Split
-from corefed.data.preparation import Preparation, Unit
+from corefed.data.preparation import Preparation, TargetUnit
 
 
 class FederatedData(NamedTuple):
@@ -29,14 +29,15 @@ class FederatedData(NamedTuple):
     preparations: tuple[Preparation, ...] = ()  # one a seed: how later points are made ready
 
     @property
-    def unit(self) -> Unit | None:
+    def unit(self) -> TargetUnit | None:
         """Of the clients' test targets, where the networks learn standardised ones."""
         if not any(each.target_mean for each in self.preparations):
             return None
         each = len(self.names) // len(self.preparations)
         means, stds = zip(*(one.unit for one in self.preparations), strict=True)
         here = self.test.x.device
-        return Unit(*(torch.stack(m).repeat_interleave(each, 0).to(here) for m in (means, stds)))
+        pair = (torch.stack(m).repeat_interleave(each, 0).to(here) for m in (means, stds))
+        return TargetUnit(*pair)
 
 
 def federate(
@@ -61,7 +62,7 @@ def federate(
     train = _pad(dataset, [one.train for one in splits], preparation, called)
     if preparation.target_mean:
         # Padding has weight 0, and stays 0 for the sake of whoever looks at it.
-        learnt = preparation.standardised(train.y) * train.weight.unsqueeze(-1)
+        learnt = preparation.standardise(train.y) * train.weight.unsqueeze(-1)
         train = train._replace(y=learnt)
     return FederatedData(
         train=train,
@@ -115,7 +116,7 @@ def _pad(
     y = dataset.y.new_zeros(*shape, *dataset.y.shape[1:])
     weight = torch.zeros(shape)
     for client, one in enumerate(rows):
-        x[client, : len(one)] = preparation.scaled(dataset.values(one), names[client])
+        x[client, : len(one)] = preparation.scale(dataset.values(one), names[client])
         y[client, : len(one)] = dataset.y[one]
         weight[client, : len(one)] = 1
     return ClientData(x, y, weight)

@@ -91,7 +91,7 @@ def parts(x: Tensor, columns: Sequence[Column]) -> dict[str, tuple[Column, Tenso
     return {each.name: (each, piece) for each, piece in zip(columns, pieces, strict=True)}
 
 
-def relaid(x: Tensor, own: Sequence[Column], wanted: Sequence[Column]) -> Tensor:
+def change_layout(x: Tensor, own: Sequence[Column], wanted: Sequence[Column]) -> Tensor:
     """The features [n, width] that another layout of the same columns has.
 
     Categories that the other layout lacks are all zeros in it.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.data.cells import shown
+from corefed.data.cells import shorten
 from corefed.data.columns import Layout
 
 
@@ -110,7 +110,7 @@ def without_small(dataset: Dataset, smallest: int) -> Dataset:
     assert dataset.groups is not None
     note = (
         f"{len(small)} of {len(names)} clients have fewer than {smallest} points and are left out: "
-        f"{shown(small, 10)}."
+        f"{shorten(small, 10)}."
     )
     return dataset._replace(
         groups=places[dataset.groups],

@@ -31,7 +31,7 @@ def _contents(dataset: Dataset, splits: Sequence[Split]) -> Iterator[tuple[str, 
 
     def features(rows: Tensor) -> Tensor:
         x = dataset.values(rows)
-        return x if filled is None else filled.scaled(x)
+        return x if filled is None else filled.scale(x)
 
     for client, one in enumerate(splits):
         content = io.BytesIO()

@@ -9,7 +9,7 @@ from corefed.base import rng
 from corefed.data.dataset import Dataset
 
 
-def drawn(dataset: Dataset, fraction: float, seed: int) -> Tensor:
+def draw(dataset: Dataset, fraction: float, seed: int) -> Tensor:
     """[n] bool, the test points: evenly spaced along the points in random order, sorted by class.
 
     So each class gives its part, give or take one point, and the parts do not all round alike. A

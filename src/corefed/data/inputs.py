@@ -52,9 +52,9 @@ def read(
         found = raw_table.read(path, preparation, target_wanted, memory_mb)
         numbers = torch.tensor(columns.numbers(preparation.columns))
     elif preparation.kind == "images":
-        found = raw.images_in(path, preparation, target_wanted)
+        found = raw.read_images(path, preparation, target_wanted)
     else:
-        found = raw.array_in(path, preparation, target_wanted, memory_mb)
-    preparation = scaling.known_to(preparation, client, found.x, numbers)
-    x = preparation.scaled(found.x, client)
+        found = raw.read_array(path, preparation, target_wanted, memory_mb)
+    preparation = scaling.add_client(preparation, client, found.x, numbers)
+    x = preparation.scale(found.x, client)
     return Inputs(x, found.y, tuple(found.ids), tuple(found.notes), preparation)

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.data import classes as naming
-from corefed.data import clients, held_out
+from corefed.data import class_names, clients, held_out
 from corefed.data.clients import FederatedData
 from corefed.data.dataset import Dataset
 from corefed.data.partition import Split
@@ -47,7 +46,7 @@ class GivenPoints(NamedTuple):
         found = []
         for rows in self.trained:
             mine = self.dataset._replace(x=self.dataset.x[rows], y=self.dataset.y[rows])
-            test = held_out.drawn(mine, fraction, seed)
+            test = held_out.draw(mine, fraction, seed)
             found.append(Split(rows[~test], rows[test]))
         return found
 
@@ -135,7 +134,7 @@ def points(x: Any, where: str, shape: tuple[int, ...] | None = None) -> Tensor:
 
 def labels_of(different: Array) -> tuple[str, ...]:
     """How classes are called in files."""
-    return tuple(naming.name_of(value) for value in different.tolist())
+    return tuple(class_names.name_of(value) for value in different.tolist())
 
 
 def _names(given: object) -> list[Any]:
@@ -227,9 +226,9 @@ def _targets(ys: list[Array], task: str) -> tuple[Tensor, Array, tuple[str, ...]
         raise UserError(
             f"All points are of class {labels[0]!r}; there must be two classes at least."
         )
-    if len(labels) > naming.MOST:
+    if len(labels) > class_names.MOST:
         raise UserError(
-            f"y has {len(labels)} classes, more than {naming.MOST}; for a regression give "
+            f"y has {len(labels)} classes, more than {class_names.MOST}; for a regression give "
             "floating-point numbers."
         )
     return torch.from_numpy(places.reshape(-1)).long(), different, labels

@@ -20,7 +20,7 @@ from torch import Tensor
 from corefed.base import arrays
 from corefed.base.arrays import Array, Header
 from corefed.base.errors import UserError
-from corefed.data import classes
+from corefed.data import class_names
 from corefed.data.dataset import Dataset
 
 CLIENTS = ("client", "clients", "group", "groups")
@@ -109,7 +109,7 @@ def _owners(
 
 def _groups(whose: Array) -> tuple[Tensor, tuple[str, ...]]:
     names = [str(each) for each in whose.tolist()]
-    different = classes.ordered(names)
+    different = class_names.sort_names(names)
     places = {name: place for place, name in enumerate(different)}
     return torch.tensor([places[name] for name in names]), different
 
@@ -192,8 +192,8 @@ def _targets(path: Path, kind: str, y: Array, task: str) -> tuple[Tensor, tuple[
         with np.errstate(over="ignore"):
             return torch.from_numpy(y.astype(np.float32)), ()
     if kind == "U":
-        return classes.by_name(y.reshape(-1).tolist(), where)
-    return classes.by_number(y.reshape(-1), where)
+        return class_names.index_names(y.reshape(-1).tolist(), where)
+    return class_names.index_numbers(y.reshape(-1), where)
 
 
 def _notes(

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError, did_you_mean
-from corefed.data import dealing
+from corefed.data import partitioners
 from corefed.data.dataset import Dataset
-from corefed.data.dealing import Indices, Pool
+from corefed.data.partitioners import Indices, Pool
 
 SPECS = {
     "shards-small": "shards-small",
@@ -110,7 +110,7 @@ def split(spec: str, dataset: Dataset, clients: int, seed: int) -> list[Split]:
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([_PURPOSE, seed])))
     pool = _pool(dataset, name)
     if name.startswith("shards-"):
-        dealt = dealing.shards(name, _shard_counts(name, dataset.name), pool, clients, rng)
+        dealt = partitioners.shards(name, _shard_counts(name, dataset.name), pool, clients, rng)
         return [_as_split(train, test) for train, test in zip(*dealt, strict=True)]
     if name != "shared-normal" and clients * MINIMUM > len(pool.labels):
         raise UserError(
@@ -121,17 +121,17 @@ def split(spec: str, dataset: Dataset, clients: int, seed: int) -> list[Split]:
     if name == "labels":
         per_client, *caps = (_whole(text, spec) for text in arguments)
         cap = caps[0] if caps else None
-        pieces = dealing.by_labels(spec, per_client, pool, clients, rng)
+        pieces = partitioners.by_labels(spec, per_client, pool, clients, rng)
     elif name in ("dirichlet", "quantity"):
-        deal = dealing.dirichlet if name == "dirichlet" else dealing.quantity
+        deal = partitioners.dirichlet if name == "dirichlet" else partitioners.quantity
         concentration = _concentration(arguments[0], spec)
         pieces = _redraw(spec, pool, lambda: deal(pool, clients, concentration, rng))
     elif name == "natural":
         pieces = _natural(dataset, clients)
     elif name == "shared-normal":
-        pieces = dealing.shared_normal(pool, clients, rng)
+        pieces = partitioners.shared_normal(pool, clients, rng)
     else:
-        pieces = dealing.evenly(pool, clients, rng)
+        pieces = partitioners.iid(pool, clients, rng)
     for client, piece in enumerate(pieces):
         if not _enough(piece, pool):
             whose = client_names(spec, dataset, clients)[client]
@@ -147,7 +147,7 @@ def notes(spec: str, splits: list[Split], dataset: Dataset) -> list[str]:
     """Sentences about a split that whoever reads its results should know."""
     found = []
     names = _pool(dataset, spec).names
-    if spec == "shared-normal" and dealing.normal_class(names) is None:
+    if spec == "shared-normal" and partitioners.normal_class(names) is None:
         found.append(f"No class is named normal; shared-normal shares the first, {names[0]!r}.")
     untrained = [
         (client, label)
@@ -166,7 +166,7 @@ def notes(spec: str, splits: list[Split], dataset: Dataset) -> list[str]:
     return found
 
 
-def thinned(splits: list[Split], keep: float, seed: int) -> list[Split]:
+def thin(splits: list[Split], keep: float, seed: int) -> list[Split]:
     """Each client with ceil(keep n) of its n training points, at random; tests stay as they are."""
     if keep >= 1:
         return splits
@@ -179,7 +179,7 @@ def thinned(splits: list[Split], keep: float, seed: int) -> list[Split]:
     return found
 
 
-def table(splits: list[Split], dataset: Dataset) -> list[list[int]]:
+def count_classes(splits: list[Split], dataset: Dataset) -> list[list[int]]:
     """Training points: one row a client, one column a class (one column for regression)."""
     labels = _labels(dataset)
     return [

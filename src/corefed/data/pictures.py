@@ -80,12 +80,12 @@ def workers(
     try:
         yield pool
     finally:
-        with _deaf():
+        with _ignoring_interrupts():
             pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
+def _ignoring_interrupts() -> Iterator[None]:
     """A second Ctrl-C is not heard: it would end the wait for threads, not the threads."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -169,14 +169,14 @@ def rgb(image: Image.Image) -> Image.Image:
     from PIL import Image
 
     if image.mode.startswith(("I", "F")):  # more than 8 bits
-        image = Image.fromarray(stretched(np.asarray(image)))
+        image = Image.fromarray(stretch(np.asarray(image)))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
     return image.convert("RGB")
 
 
-def stretched(levels: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+def stretch(levels: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     """Levels of any kind as 0 (the darkest) to 255 (the brightest); 0 where all are the same."""
     values: npt.NDArray[np.float64] = levels.astype(np.float64)
     if not np.isfinite(values).all():

@@ -24,16 +24,16 @@ class Scale:
     std: tuple[float, ...] = (1.0,)
 
 
-class Unit(NamedTuple):
+class TargetUnit(NamedTuple):
     """The own unit of C clients' targets: what a network calls t is mean + std t."""
 
     mean: Tensor  # [C, d] float64
     std: Tensor
 
-    def at(self, rows: slice | list[int]) -> Unit:
-        return Unit(self.mean[rows], self.std[rows])
+    def at(self, rows: slice | list[int]) -> TargetUnit:
+        return TargetUnit(self.mean[rows], self.std[rows])
 
-    def of(self, prediction: Tensor) -> Tensor:
+    def convert(self, prediction: Tensor) -> Tensor:
         """Means and variances [C, n, 2 d]."""
         mean, variance = prediction.double().chunk(2, -1)
         shift, factor = self.mean.unsqueeze(1), self.std.unsqueeze(1)
@@ -78,7 +78,7 @@ class Preparation:
     """The network's targets are (y - target_mean) / target_std; empty: y itself."""
     target_std: tuple[float, ...] = ()
 
-    def scaled(self, x: Tensor, client: str = "") -> Tensor:
+    def scale(self, x: Tensor, client: str = "") -> Tensor:
         """Points [n, *shape] of a client, as read, as the network sees them: in float32.
 
         A missing number is NaN in x; it becomes the mean, which is 0 once features are scaled.
@@ -102,7 +102,7 @@ class Preparation:
         mean, std = self.target_mean or (0.0,) * width, self.target_std or (1.0,) * width
         return torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
 
-    def standardised(self, y: Tensor) -> Tensor:
+    def standardise(self, y: Tensor) -> Tensor:
         """Targets [..., d] in their own unit as the network learns them."""
         if not self.target_mean:
             return y

@@ -118,7 +118,7 @@ class _Tally:
         )
 
 
-def of(source: Source, roles: dict[str, Role]) -> dict[str, Profile]:
+def scan(source: Source, roles: dict[str, Role]) -> dict[str, Profile]:
     """A profile of every column that has a role other than ignored."""
     used = [name for name, role in roles.items() if role != "ignored"]
     for name in used:
@@ -151,7 +151,7 @@ _AGES = (
 )
 
 
-def as_feature(source: Source, own: Profile, categorical: bool, partial: bool = False) -> Column:
+def make_column(source: Source, own: Profile, categorical: bool, partial: bool = False) -> Column:
     """A column as features; refused where it is neither a number nor a category.
 
     `partial`: the table is one site's part of a federation's. Other sites may have values where

@@ -17,8 +17,7 @@ from torch import Tensor
 from corefed.base import arrays
 from corefed.base.arrays import Array, Header
 from corefed.base.errors import UserError
-from corefed.data import classes as naming
-from corefed.data import embedding, images
+from corefed.data import class_names, embedding, images
 from corefed.data.preparation import Preparation
 
 
@@ -41,7 +40,7 @@ def indices(where: str, names: Sequence[str], preparation: Preparation) -> Tenso
     return torch.tensor([places[name] for name in names], dtype=torch.int64)
 
 
-def optional(targets: Callable[[], Tensor], wanted: bool) -> tuple[Tensor | None, list[str]]:
+def read_optional(targets: Callable[[], Tensor], wanted: bool) -> tuple[Tensor | None, list[str]]:
     """What cannot be read is refused where it is wanted, and otherwise a note."""
     try:
         return targets(), []
@@ -54,7 +53,7 @@ def optional(targets: Callable[[], Tensor], wanted: bool) -> tuple[Tensor | None
 # --- arrays ---------------------------------------------------------------------------------------
 
 
-def array_in(path: Path, preparation: Preparation, target_wanted: bool, memory_mb: int) -> Raw:
+def read_array(path: Path, preparation: Preparation, target_wanted: bool, memory_mb: int) -> Raw:
     """Points of an .npz or .npy file."""
     if path.suffix.lower() not in (".npz", ".npy") or not path.is_file():
         raise UserError(f"{path} is no .npz or .npy file; this model was trained on arrays.")
@@ -73,7 +72,7 @@ def array_in(path: Path, preparation: Preparation, target_wanted: bool, memory_m
     x = _points(path, chosen, stored[chosen], preparation)
     y, more = None, list[str]()
     if targets:
-        y, more = optional(
+        y, more = read_optional(
             lambda: _targets(path, targets, stored[targets], preparation), target_wanted
         )
     if y is not None and len(y) != len(x):
@@ -130,7 +129,7 @@ def _targets(path: Path, name: str, y: Array, preparation: Preparation) -> Tenso
         if y.dtype.kind not in "fiubU" or y.size != len(y):
             raise UserError(f"{where} is {y.dtype} of shape {y.shape}; it must be a class a point.")
         return indices(
-            where, [naming.name_of(each) for each in y.reshape(-1).tolist()], preparation
+            where, [class_names.name_of(each) for each in y.reshape(-1).tolist()], preparation
         )
     width = len(preparation.targets)
     if y.dtype.kind not in "fiub" or y.reshape(len(y), -1).shape[1] != width:
@@ -144,7 +143,7 @@ def _targets(path: Path, name: str, y: Array, preparation: Preparation) -> Tenso
 # --- images ---------------------------------------------------------------------------------------
 
 
-def images_in(path: Path, preparation: Preparation, target_wanted: bool) -> Raw:
+def read_images(path: Path, preparation: Preparation, target_wanted: bool) -> Raw:
     """A folder with a folder a class, or a folder of images: these have no y."""
     if not path.is_dir():
         raise UserError(f"{path} is no folder; this model was trained on images.")
@@ -161,7 +160,7 @@ def images_in(path: Path, preparation: Preparation, target_wanted: bool) -> Raw:
         found = images.find(path, partial=True)
         pictures = found.pictures
         labels = [found.labels[each] for each in found.y.tolist()]
-        y, notes = optional(lambda: indices(str(path), labels, preparation), target_wanted)
+        y, notes = read_optional(lambda: indices(str(path), labels, preparation), target_wanted)
         notes += found.notes
     x = embedding.features(pictures, preparation.embedding, refuse=True).x
     if preparation.levels:

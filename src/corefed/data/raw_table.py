@@ -16,9 +16,9 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.data import columns, sources
-from corefed.data.cells import is_number, shown
+from corefed.data.cells import is_number, shorten
 from corefed.data.preparation import Preparation
-from corefed.data.raw import Raw, indices, optional
+from corefed.data.raw import Raw, indices, read_optional
 from corefed.data.sources import Numbers, Source
 
 
@@ -59,9 +59,10 @@ def read(path: Path, preparation: Preparation, target_wanted: bool, memory_mb: i
             notes.append(f"{lacking} of {len(raw)} rows have no target; they are left out.")
     if target:
         own = [cells[row] for row in kept]
-        y, more = optional(lambda: _table_targets(source, own, preparation), target_wanted)
+        y, more = read_optional(lambda: _table_targets(source, own, preparation), target_wanted)
         notes += more
-    notes += [f"{path} also has {shown(extra, 5)}, not among training's columns."] * bool(extra)
+    if extra:
+        notes.append(f"{path} also has {shorten(extra, 5)}, not among training's columns.")
     notes += _foreign(unknown)
     ids = next(
         (own for own in identities.values() if all(own) and len(set(own)) == len(own)),
@@ -78,10 +79,10 @@ def _check_columns(source: Source, preparation: Preparation, target_wanted: bool
     missing = [name for name in needed if name not in source.columns]
     extra = [name for name in source.columns if name not in known]
     if missing:
-        more = f"; it has {shown(extra, 5)} instead" if extra else ""
+        more = f"; it has {shorten(extra, 5)} instead" if extra else ""
         raise UserError(
             f"{source.path} has no {'column' if len(missing) == 1 else 'columns'} "
-            f"{shown(missing, 5)}, which training had{more}."
+            f"{shorten(missing, 5)}, which training had{more}."
         )
     unfit = next((name for name in needed if name in source.unfit), None)
     if unfit is not None:
@@ -109,4 +110,4 @@ def _foreign(unknown: Counter[tuple[str, str]]) -> list[str]:
     if not unknown:
         return []
     said = [f"{name} {each!r} ({count})" for (name, each), count in unknown.most_common()]
-    return [f"Categories that training did not have count as none of them: {shown(said, 5)}."]
+    return [f"Categories that training did not have count as none of them: {shorten(said, 5)}."]

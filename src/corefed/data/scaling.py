@@ -59,29 +59,29 @@ def fit(dataset: Dataset, splits: Sequence[Split], scale: str, names: Sequence[s
             unseen=tuple(never.nonzero().flatten().tolist()),
         )
         if scale in ("unit", "standard"):
-            found = replace(found, fill=of_features(dataset.x[train], numbers).mean)
+            found = replace(found, fill=fit_features(dataset.x[train], numbers).mean)
     if scale == "standard":
-        common = of_all(found.scaled(dataset.values(train)))
+        common = fit_common(found.scale(dataset.values(train)))
         found = replace(found, mean=common.mean, std=common.std)
     elif scale in ("features", "client"):
-        common = of_features(dataset.values(train), numbers)
+        common = fit_features(dataset.values(train), numbers)
         found = replace(found, mean=common.mean, std=common.std)
     if scale == "client":
-        own = (of_features(dataset.values(one.train), numbers) for one in splits)
+        own = (fit_features(dataset.values(one.train), numbers) for one in splits)
         found = replace(found, clients=dict(zip(names, own, strict=True)))
     if dataset.standardise and targets:
-        unit = of_features(dataset.y[train], torch.ones(targets, dtype=torch.bool))
+        unit = fit_features(dataset.y[train], torch.ones(targets, dtype=torch.bool))
         found = replace(found, target_mean=unit.mean, target_std=unit.std)
     return found
 
 
-def of_all(x: Tensor) -> Scale:
+def fit_common(x: Tensor) -> Scale:
     """One mean and standard deviation of all values, in the precision they have."""
     std, mean = torch.std_mean(x, correction=0)
     return Scale((mean.item(),), (std.item() or 1.0,))
 
 
-def of_features(x: Tensor, numbers: Tensor) -> Scale:
+def fit_features(x: Tensor, numbers: Tensor) -> Scale:
     """Of points [n, ...], one a feature; those that are no numbers stay as they are."""
     mean, std = _moments(x.flatten(1).double())
     mean = torch.where(numbers & ~mean.isnan(), mean, 0.0)
@@ -102,9 +102,9 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean + first.squeeze(0), std
 
 
-def known_to(preparation: Preparation, client: str, x: Tensor, numbers: Tensor) -> Preparation:
+def add_client(preparation: Preparation, client: str, x: Tensor, numbers: Tensor) -> Preparation:
     """The same, with the scale of a client that is new where clients have scales of their own."""
     if not preparation.clients or client in preparation.clients:
         return preparation
-    own = {**preparation.clients, client: of_features(x, numbers)}
+    own = {**preparation.clients, client: fit_features(x, numbers)}
     return replace(preparation, clients=own)

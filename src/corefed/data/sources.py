@@ -16,8 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from corefed.base.errors import UserError
-from corefed.data import cells as text
-from corefed.data.cells import BLOCK
+from corefed.data.cells import (
+    BLOCK,
+    as_name,
+    check_names,
+    check_size,
+    is_missing,
+    is_number,
+    open_text,
+    read_header,
+    read_rows,
+)
 
 Numbers = npt.NDArray[np.float64]
 Cells = Sequence[str] | Numbers
@@ -51,7 +60,7 @@ def find(path: Path, memory_mb: int) -> Source:
     """Look at the header of a table; its size is checked before."""
     if not path.is_file():
         raise UserError(f"{path} is no file; a table is a .csv, .tsv or .parquet file.")
-    text.check_size(path, memory_mb)
+    check_size(path, memory_mb)
     if path.suffix.lower() in PARQUET:
         return _parquet(path)
     if path.suffix.lower() in CSV:
@@ -63,19 +72,19 @@ def find(path: Path, memory_mb: int) -> Source:
 
 
 def _csv(path: Path) -> Source:
-    with text.opened(path) as file:
+    with open_text(path) as file:
         first = file.readline()
     # The first of those with most columns.
     sign = max(SEPARATORS, key=lambda sign: _number_of_cells(first, sign))
-    with text.opened(path) as file:
-        header = text.header_of(path, next(csv.reader(file, strict=True, delimiter=sign), []))
+    with open_text(path) as file:
+        header = read_header(path, next(csv.reader(file, strict=True, delimiter=sign), []))
 
     def blocks(names: Sequence[str]) -> Iterator[Block]:
         places = [header.index(name) for name in names]
-        with text.opened(path) as file:
+        with open_text(path) as file:
             rows = csv.reader(file, strict=True, delimiter=sign)
             next(rows)
-            numbered = text.rows_of(path, rows, header)
+            numbered = read_rows(path, rows, header)
             while block := list(islice(numbered, BLOCK)):
                 columns = list(zip(*(row for _, row in block), strict=True))
                 cells = {name: columns[at] for name, at in zip(names, places, strict=True)}
@@ -111,7 +120,7 @@ def _parquet(path: Path) -> Source:
         header = [name.strip() for name in schema.names]
     if len(header) < 2:
         raise UserError(f"{path} has {len(header)} columns; it needs features and a target.")
-    text.check_names(path, header)
+    check_names(path, header)
     stored = dict(zip(header, schema.names, strict=True))
     kinds = {
         name: _kind(arrow.types, field.type) for name, field in zip(header, schema, strict=True)
@@ -182,9 +191,9 @@ def numbers(cells: Cells) -> tuple[Numbers, list[int]]:
     values = np.full(len(cells), np.nan)
     texts = []
     for at, cell in enumerate(cells):
-        if text.is_number(cell):
+        if is_number(cell):
             values[at] = float(cell)
-        elif not text.is_missing(cell):
+        elif not is_missing(cell):
             texts.append(at)
     return values, texts
 
@@ -192,9 +201,9 @@ def numbers(cells: Cells) -> tuple[Numbers, list[int]]:
 def names(cells: Cells) -> list[str]:
     """Text of every cell, empty where there is none."""
     if isinstance(cells, np.ndarray):
-        return ["" if np.isnan(each) else text.named(repr(each)) for each in cells.tolist()]
+        return ["" if np.isnan(each) else as_name(repr(each)) for each in cells.tolist()]
     known: dict[str, str] = {}
     for cell in cells:
         if cell not in known:
-            known[cell] = "" if text.is_missing(cell) else text.named(cell)
+            known[cell] = "" if is_missing(cell) else as_name(cell)
     return [known[cell] for cell in cells]

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError, did_you_mean
-from corefed.data import classes, columns, profile, sources
-from corefed.data.cells import shown
+from corefed.data import class_names, columns, profile, sources
+from corefed.data.cells import shorten
 from corefed.data.columns import Column, Layout
 from corefed.data.dataset import Dataset
 from corefed.data.profile import Profile, Role
@@ -50,11 +50,11 @@ def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = 
     roles = _roles(source, settings)
     if labels_only:
         roles = {settings.target: "target"}
-    profiles = profile.of(source, roles)
+    profiles = profile.scan(source, roles)
     target = profiles[settings.target]
     task = _task(source, target, settings)
     layout = tuple(
-        profile.as_feature(source, profiles[name], name in settings.categorical, settings.partial)
+        profile.make_column(source, profiles[name], name in settings.categorical, settings.partial)
         for name in sorted(name for name, role in roles.items() if role in ("number", "category"))
     )
     if settings.missing == "refuse":
@@ -64,7 +64,7 @@ def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = 
         _check_clients(source, profiles[settings.client_column])
     rows = _rows(source, settings, layout, target.rows)
     y, labels = _targets(source, target, rows.targets, task)
-    names = classes.ordered(rows.clients) if settings.client_column else ()
+    names = class_names.sort_names(rows.clients) if settings.client_column else ()
     places = {name: place for place, name in enumerate(names)}
     groups = torch.tensor([places[name] for name in rows.clients]) if names else None
     described = {name: _described(each, layout) for name, each in profiles.items()}
@@ -97,7 +97,7 @@ def _roles(source: Source, settings: Settings) -> dict[str, Role]:
     if not settings.target:
         how = "as target in client.toml" if settings.partial else "by --target"
         raise UserError(
-            f"Name the column of {source.path} to predict {how}; it has {shown(source.columns)}."
+            f"Name the column of {source.path} to predict {how}; it has {shorten(source.columns)}."
         )
     for purpose, names in (
         ("to predict", [settings.target]),
@@ -125,7 +125,7 @@ def _roles(source: Source, settings: Settings) -> dict[str, Role]:
 
 
 def _no_column(source: Source, name: str, purpose: str) -> str:
-    hint = did_you_mean(name, source.columns, otherwise=f"it has {shown(source.columns)}")
+    hint = did_you_mean(name, source.columns, otherwise=f"it has {shorten(source.columns)}")
     return f"{source.path} has no column {name!r} {purpose}{hint}"
 
 
@@ -253,7 +253,7 @@ def _targets(
     if task == "regression":
         y = torch.tensor([float(cell) for cell in cells], dtype=torch.float64)
         return y.to(torch.float32).unsqueeze(1), ()
-    return classes.by_name(cells, where)
+    return class_names.index_names(cells, where)
 
 
 def _notes(
@@ -265,7 +265,7 @@ def _notes(
 ) -> Iterator[str]:
     target = settings.target
     if labels:
-        yield f"{target!r} has {len(labels)} classes: {shown(labels, 10)}."
+        yield f"{target!r} has {len(labels)} classes: {shorten(labels, 10)}."
     else:
         low, high = profiles[target].low, profiles[target].high
         yield f"{target!r} is a number from {low:.6g} to {high:.6g}: a regression."
@@ -275,7 +275,7 @@ def _notes(
     special = (target, settings.client_column)
     lacking = [one for one in profiles.values() if one.missing and one.name not in special]
     if lacking:
-        said = shown([f"{one.missing} in {one.name!r}" for one in lacking], 5)
+        said = shorten([f"{one.missing} in {one.name!r}" for one in lacking], 5)
         yield (
             f"Missing values: {said}. Numbers are filled with the training mean beside a feature "
             "that says so; for categories they are a category of their own."

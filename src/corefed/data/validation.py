@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from corefed.data.cells import shown
+from corefed.data.cells import shorten
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,15 +26,15 @@ LISTED = 5
 """Names in a sentence."""
 
 
-def warnings(dataset: Dataset) -> list[str]:
+def find_warnings(dataset: Dataset) -> list[str]:
     """What whoever trains on these data should know, a sentence each."""
-    found = [*_of_columns(dataset), *_of_classes(dataset)]
+    found = [*_column_warnings(dataset), *_class_warnings(dataset)]
     if dataset.group_names:
-        found += _of_clients(dataset)
+        found += _client_warnings(dataset)
     return found
 
 
-def _of_columns(dataset: Dataset) -> Iterator[str]:
+def _column_warnings(dataset: Dataset) -> Iterator[str]:
     if dataset.layout is None:
         flat = dataset.x.flatten(1)
         constant = int((flat == flat[:1]).all(0).sum()) if flat.shape[1] else 0
@@ -44,7 +44,7 @@ def _of_columns(dataset: Dataset) -> Iterator[str]:
     features = [one for one in dataset.layout.profiles if one.role in ("number", "category")]
     constant_ones = [one.name for one in features if one.constant]
     if constant_ones:
-        yield f"Columns that never change teach nothing: {shown(constant_ones, LISTED)}."
+        yield f"Columns that never change teach nothing: {shorten(constant_ones, LISTED)}."
     for one in features:
         if one.role == "number" and one.whole and one.different:
             yield (
@@ -53,16 +53,16 @@ def _of_columns(dataset: Dataset) -> Iterator[str]:
             )
     empty = [f"{one.name} ({_percent(one)})" for one in features if one.missing > one.present]
     if empty:
-        yield f"Columns that most rows lack: {shown(empty, LISTED)}."
+        yield f"Columns that most rows lack: {shorten(empty, LISTED)}."
 
 
-def _of_classes(dataset: Dataset) -> Iterator[str]:
+def _class_warnings(dataset: Dataset) -> Iterator[str]:
     if not dataset.classes:
         return
     counts = dict(zip(dataset.labels, _counts(dataset), strict=True))
     rare = [f"{label} ({count})" for label, count in counts.items() if count < RARE]
     if rare:
-        yield f"Classes with fewer than {RARE} points: {shown(rare, LISTED)}."
+        yield f"Classes with fewer than {RARE} points: {shorten(rare, LISTED)}."
     most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
     if counts[most] > UNEVEN * max(1, counts[least]) and not rare:
         yield (
@@ -71,14 +71,14 @@ def _of_classes(dataset: Dataset) -> Iterator[str]:
         )
 
 
-def _of_clients(dataset: Dataset) -> Iterator[str]:
+def _client_warnings(dataset: Dataset) -> Iterator[str]:
     assert dataset.groups is not None
     names, sizes = dataset.group_names, dataset.groups.bincount().tolist()
     if len(names) == 1:
         yield f"There is one client only, {names[0]!r}: nothing is federated."
     small = [f"{name} ({n})" for name, n in zip(names, sizes, strict=True) if n < SMALL]
     if small:
-        yield f"Clients with fewer than {SMALL} points: {shown(small, LISTED)}."
+        yield f"Clients with fewer than {SMALL} points: {shorten(small, LISTED)}."
     if not dataset.classes or len(names) == 1:
         return
     pairs = set(zip(dataset.groups.tolist(), dataset.y.tolist(), strict=True))
@@ -88,15 +88,15 @@ def _of_clients(dataset: Dataset) -> Iterator[str]:
         if len(owners) == 1:
             alone.append(f"{name} ({names[owners[0]]})")
     if alone:
-        yield f"Classes that one client alone has: {shown(alone, LISTED)}."
+        yield f"Classes that one client alone has: {shorten(alone, LISTED)}."
     single = [
         name for group, name in enumerate(names) if sum(own == group for own, _ in pairs) == 1
     ]
     if single:
-        yield f"Clients whose points all have one class: {shown(single, LISTED)}."
+        yield f"Clients whose points all have one class: {shorten(single, LISTED)}."
 
 
-def columns(dataset: Dataset) -> Table | None:
+def column_table(dataset: Dataset) -> Table | None:
     """What each column of a table is; None for data without columns."""
     from rich.table import Table
 
@@ -125,7 +125,7 @@ def _values(one: Profile, dataset: Dataset) -> str:
     if one.role == "number" or (one.role == "target" and not dataset.classes):
         return f"{one.low:.6g} to {one.high:.6g}"
     counted = [f"{name} ({count})" for name, count in one.values.most_common(LISTED)]
-    return shown(counted, LISTED) + (", ..." if len(one.values) > LISTED else "")
+    return shorten(counted, LISTED) + (", ..." if len(one.values) > LISTED else "")
 
 
 def _percent(one: Profile) -> str:

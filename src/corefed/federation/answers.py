@@ -108,7 +108,7 @@ def scores(
     if not models:
         return {}
     pooled = {
-        model: evaluate.added([each[model] for each in found.values() if model in each])
+        model: evaluate.add([each[model] for each in found.values() if model in each])
         for model in models
     }
     first = "personal" if "personal" in models else models[0]
@@ -119,6 +119,6 @@ def scores(
         "classes": {},
     }
     if classes:
-        by_class = {model: evaluate.by_class_of(sums) for model, sums in pooled.items()}
+        by_class = {model: evaluate.accuracy_by_class(sums) for model, sums in pooled.items()}
         line["classes"] = by_label([by_class], tuple(classes))
     return line

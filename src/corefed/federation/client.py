@@ -26,7 +26,7 @@ from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import ClientData, Method, Tree, Work
-from corefed.data.preparation import Preparation, Unit
+from corefed.data.preparation import Preparation, TargetUnit
 from corefed.data.table import Settings
 from corefed.federation import digest, keeping, wire
 from corefed.federation.protocol import Reply, Task
@@ -38,7 +38,7 @@ from corefed.models import own
 from corefed.settings import config
 from corefed.settings.config import Experiment
 from corefed.training import client_side, setup
-from corefed.training.evaluate import of_clients
+from corefed.training.evaluate import evaluate_clients
 
 SPLIT_SEED = 0
 """Of the test part of data without one: the client's own, the same in every run."""
@@ -79,12 +79,12 @@ class Desk(NamedTuple):
     store: Store
 
     @property
-    def unit(self) -> Unit | None:
+    def unit(self) -> TargetUnit | None:
         """Of the test targets, where the network learns standardised ones."""
         if not self.preparation.target_mean:
             return None
         mean, std = (each.unsqueeze(0).to(self.device) for each in self.preparation.unit)
-        return Unit(mean, std)
+        return TargetUnit(mean, std)
 
 
 def answer(task: Task, place: Place) -> Reply:
@@ -155,7 +155,7 @@ def _evaluate(task: Task, place: Place, desk: Desk) -> Reply:
         return _reply(task, {"models": {}})
     began = time.perf_counter()
     streams = Streams([Who(desk.seed, task.client)], task.round, desk.device)
-    models = of_clients(
+    models = evaluate_clients(
         desk.method,
         _broadcast(task.tree, desk.device),
         _private(task._replace(round=task.round + 1), desk),  # as it is after the round

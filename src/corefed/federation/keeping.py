@@ -68,9 +68,9 @@ def _totals(said: Tree) -> dict[str, Tree]:
         mean, total = said[f"{kind}.mean"], said[f"{kind}.total"]
         classes = mean.shape[-1] if y.dim() == 1 else 0
         each = (
-            evaluate.of_points(mean, y)
+            evaluate.score_classes(mean, y)
             if classes
-            else evaluate.of_targets(torch.cat([mean, total], -1), y)
+            else evaluate.score_targets(torch.cat([mean, total], -1), y)
         )
         found[kind] = evaluate.totals(each, y, classes)
     return found

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from corefed.base.rng import Streams
 from corefed.base.types import ClientData, Method, Tree
-from corefed.data.preparation import Unit
+from corefed.data.preparation import TargetUnit
 from corefed.training import client_side
 from corefed.training.local import LocalClients
 
@@ -45,7 +45,7 @@ def evaluate(
     round_: int,
     draws: int,
     classes: int,
-    unit: Unit | None = None,
+    unit: TargetUnit | None = None,
 ) -> Evaluation:
     """Every model of `method.models` on the test points; `classes` is 0 for regression.
 
@@ -68,11 +68,11 @@ def evaluate(
         models = client_side.models(method, broadcast, private, train)
         for name, model in models.items():
             said = method.predict(model, test.x[part], noise)
-            each = _of(said, test.y[part], classes, unit.at(part) if unit else None)
+            each = _score(said, test.y[part], classes, unit.at(part) if unit else None)
             points.setdefault(name, []).append(each)
         if method.traits.sent == () and per_run > 1:  # alone: what are they worth elsewhere?
             own = models["personal"]
-            away.append(_elsewhere(method, own, test, rows, per_run, noise, classes, unit))
+            away.append(_score_elsewhere(method, own, test, rows, per_run, noise, classes, unit))
     real, labels = (test.weight > 0).cpu(), test.y.cpu()
     joined = {name: _joined(parts) for name, parts in points.items()}
     spans = [slice(g * per_run, (g + 1) * per_run) for g in range(runs)]
@@ -87,7 +87,7 @@ def evaluate(
         for span, mine in zip(spans, metrics, strict=True):
             run = totals(*_masked(there, theirs, others, span), classes)
             mine.update(named_metrics({"others": run}))
-    by_class = [{name: by_class_of(each) for name, each in run.items()} for run in sums if classes]
+    by_class = [{k: accuracy_by_class(v) for k, v in run.items()} for run in sums if classes]
     first = joined["personal" if "personal" in joined else next(iter(joined))]
     each_client = [
         totals(*_masked(first, labels, real, slice(c, c + 1)), classes) for c in range(len(real))
@@ -96,7 +96,7 @@ def evaluate(
     return Evaluation(metrics, [scores[span] for span in spans], by_class)
 
 
-def of_clients(
+def evaluate_clients(
     method: Method,
     broadcast: Tree,
     private: Tree,
@@ -105,14 +105,14 @@ def of_clients(
     streams: Streams,
     draws: int,
     classes: int,
-    unit: Unit | None = None,
+    unit: TargetUnit | None = None,
 ) -> dict[str, Tree]:
     """Totals of every model over the test points of the clients given: for one on its own."""
     noise = _noise(method, streams, draws)
     real, labels = (test.weight > 0).cpu(), test.y.cpu()
     found = {}
     for name, model in client_side.models(method, broadcast, private, train).items():
-        each = _of(method.predict(model, test.x, noise), test.y, classes, unit)
+        each = _score(method.predict(model, test.x, noise), test.y, classes, unit)
         found[name] = totals(*_masked(each, labels, real, slice(None)), classes)
     return found
 
@@ -123,14 +123,14 @@ def _noise(method: Method, streams: Streams, draws: int) -> Tensor:
     return streams.normal("evaluate", draws if size else 1, size)
 
 
-def _of(prediction: Tensor, y: Tensor, classes: int, unit: Unit | None = None) -> Tree:
+def _score(prediction: Tensor, y: Tensor, classes: int, unit: TargetUnit | None = None) -> Tree:
     if unit is not None:
-        prediction = unit.of(prediction)
-    each = of_points(prediction, y) if classes else of_targets(prediction, y)
+        prediction = unit.convert(prediction)
+    each = score_classes(prediction, y) if classes else score_targets(prediction, y)
     return {name: value.cpu() for name, value in each.items()}
 
 
-def _elsewhere(
+def _score_elsewhere(
     method: Method,
     model: Tree,
     test: ClientData,
@@ -138,14 +138,14 @@ def _elsewhere(
     per_run: int,
     noise: Tensor,
     classes: int,
-    unit: Unit | None,
+    unit: TargetUnit | None,
 ) -> Tree:
     """Each client's model on the test points of all others of its run, side by side."""
     parts = []
     for shift in range(1, per_run):
         there = _neighbours(rows, shift, per_run)
         said = method.predict(model, test.x[there], noise)
-        parts.append(_of(said, test.y[there], classes, unit.at(there) if unit else None))
+        parts.append(_score(said, test.y[there], classes, unit.at(there) if unit else None))
     return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
 
 
@@ -164,7 +164,7 @@ def _joined(parts: list[Tree]) -> Tree:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def of_points(probabilities: Tensor, y: Tensor) -> Tree:
+def score_classes(probabilities: Tensor, y: Tensor) -> Tree:
     """What each classified point adds to the metrics: [C, n] each, in float64."""
     p = probabilities.double()
     confidence, guess = p.max(-1)
@@ -177,7 +177,7 @@ def of_points(probabilities: Tensor, y: Tensor) -> Tree:
     }
 
 
-def of_targets(prediction: Tensor, y: Tensor) -> Tree:
+def score_targets(prediction: Tensor, y: Tensor) -> Tree:
     """What each regression point adds: squared error (mean over targets) and NLL, [C, n] each."""
     mean, variance = prediction.double().chunk(2, -1)
     error = (y.double() - mean).square()
@@ -230,7 +230,7 @@ def named_metrics(models: Mapping[str, Tree]) -> dict[str, float]:
     }
 
 
-def by_class_of(sums: Tree) -> list[float | None]:
+def accuracy_by_class(sums: Tree) -> list[float | None]:
     """Accuracy on the points of each class; None for a class without test points."""
     shares = (sums["class_correct"] / sums["class_points"]).tolist()
     has = sums["class_points"].tolist()
@@ -242,7 +242,7 @@ def first_metric(sums: Tree) -> float | None:
     return next(iter(metrics_of(sums).values())) if sums["points"] > 0 else None
 
 
-def added(many: Sequence[Tree]) -> Tree:
+def add(many: Sequence[Tree]) -> Tree:
     """The totals of several clients together."""
     return {name: torch.stack([one[name] for one in many]).sum(0) for name in many[0]}
 

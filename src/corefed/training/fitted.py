@@ -12,7 +12,6 @@ again, nor the checkpoint, which is there to resume from.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,14 +24,14 @@ from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import ClientData, Method, Tree
 from corefed.bayes import uncertainty
 from corefed.bayes.uncertainty import Prediction
+from corefed.data.cells import shorten
 from corefed.data.clients import FederatedData
 from corefed.data.preparation import Preparation
 from corefed.methods import registry
 from corefed.models.own import Factory, is_own
 from corefed.settings.config import Experiment, resolve
 from corefed.training import client_side, record
-from corefed.training import setup as building
-from corefed.training.setup import Trees
+from corefed.training.setup import Trees, network
 
 DATA, MODELS, HELD_OUT = "data.json", "fitted.safetensors", "held_out.safetensors"
 SCHEMA = 1
@@ -168,7 +167,7 @@ class Fitted(NamedTuple):
         """(g, i) of a client by name, and of a seed of the run, the first if none is given."""
         if client not in self.names:
             known = [*self.names, *newcomers(self.folder)]
-            hint = did_you_mean(client, known, otherwise=f"it has {_some(known)}")
+            hint = did_you_mean(client, known, otherwise=f"it has {shorten(known)}")
             raise UserError(f"The run in {self.folder} has no client {client!r}{hint}")
         seeds = self.experiment.run.seeds
         if seed is not None and seed not in seeds:
@@ -208,7 +207,7 @@ def load(folder: Path, factory: Factory | None = None, *, client: str = "") -> F
     experiment = resolve(folder / record.EXPERIMENT)
     first = preparations[0]
     sizes = len(first.labels), len(first.targets)
-    model = building.network(experiment.run, first.shape, *sizes, factory)
+    model = network(experiment.run, first.shape, *sizes, factory)
     method = registry.build(experiment.run.method, experiment.settings, model)
     models = read_tensors(folder, MODELS)
     if factory is not None or is_own(experiment.run.model):
@@ -280,7 +279,3 @@ def _model(models: Tree, kind: str, row: int, device: torch.device) -> Tree:
     """One client's model, with a client axis of length 1; empty where there is none."""
     mine = {k: v for k, v in models.items() if k.startswith(f"{kind}.")}
     return {k.removeprefix(f"{kind}."): v[row : row + 1].to(device) for k, v in mine.items()}
-
-
-def _some(names: Sequence[str], most: int = 20) -> str:
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

@@ -97,7 +97,7 @@ class Folder:
 
         A run that was killed before its first checkpoint starts again from nothing.
         """
-        from corefed.training.checkpoint import decode
+        from corefed.training.checkpoint import decode  # torch takes a second
 
         self.refuse_missing()
         state = None
@@ -140,7 +140,7 @@ class Folder:
         self, values: Mapping[str, object], round_: int, servers: Sequence[Tree], private: Tree
     ) -> None:
         """Replace the checkpoint; when that fails, the one before is still there."""
-        from corefed.training.checkpoint import encode
+        from corefed.training.checkpoint import encode  # torch takes a second
 
         content = encode(values, round_, servers, private)
         with self._writing(f"The checkpoint before round {round_} is kept, if there was one"):

@@ -21,9 +21,8 @@ from corefed.data.dataset import Dataset
 from corefed.data.table import Settings
 from corefed.methods import registry
 from corefed.models import cnn, own
-from corefed.models import network as models
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
-from corefed.models.network import Model
+from corefed.models.network import Model, mlp
 from corefed.models.own import Factory
 from corefed.settings.config import MEMORY, OWN, Experiment, Run, check_cohort
 from corefed.training import local
@@ -147,12 +146,12 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
         count = partition.client_count(spec, dataset, run.clients)
         check_cohort(run.cohort, count)
         dealt = partition.split(spec, dataset, count, seed)
-        splits = partition.thinned(dealt, run.keep, seed)
+        splits = partition.thin(dealt, run.keep, seed)
         names = partition.client_names(spec, dataset, count)
         data = federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
         notes = (*data.notes, *partition.notes(spec, splits, dataset))
         if run.data.startswith(OWN):
-            notes = (*notes, *validation.warnings(dataset))
+            notes = (*notes, *validation.find_warnings(dataset))
         if count != run.clients != Run.clients:
             notes = (*notes, f"clients is {run.clients}, but the data have {count}: all take part.")
         many.append(data._replace(notes=notes))
@@ -214,4 +213,4 @@ def network(
     if run.model == "cnn":
         image = cnn.image_shape(torch.Size(shape), run.data)
         return cnn.cnn(image, run.channels, run.hidden, likelihood)
-    return models.mlp((math.prod(shape), *run.hidden, likelihood.outputs), likelihood)
+    return mlp((math.prod(shape), *run.hidden, likelihood.outputs), likelihood)

@@ -20,7 +20,7 @@ from torch import nn
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.data import memory
-from corefed.data.classes import numbered
+from corefed.data.class_names import are_numbers
 from corefed.data.memory import Array, Clients, GivenPoints
 from corefed.models.own import Factory, name_of
 from corefed.settings.config import MEMORY, Experiment, resolve, to_dict
@@ -204,7 +204,7 @@ class Federation:
         if about:
             classes: Array = np.array(about["classes"], dtype=about["dtype"])
         else:
-            classes = np.array([int(x) for x in labels] if numbered(labels) else labels)
+            classes = np.array([int(x) for x in labels] if are_numbers(labels) else labels)
         found = cls(**_parameters(ready.experiment, model, about.get("test_fraction", 0.2)))
         found._fitted, found._names = ready, about.get("clients", ready.names)
         summary, lines = record.read(path)

@@ -52,7 +52,7 @@ def read(
     kept = dataclasses.replace(own, clients={k: v for k, v in own.clients.items() if k == name})
     assert train.y is not None and test.y is not None
     return FederatedData(
-        train=_stacked(train._replace(y=own.standardised(train.y) if own.targets else train.y)),
+        train=_stacked(train._replace(y=own.standardise(train.y) if own.targets else train.y)),
         test=_stacked(test),
         classes=len(own.labels),
         targets=len(own.targets),

@@ -14,6 +14,7 @@ from torch import Tensor
 from corefed.base.errors import UserError, did_you_mean
 from corefed.bayes.uncertainty import Prediction
 from corefed.data import inputs, memory
+from corefed.data.cells import shorten
 from corefed.training.fitted import Fitted
 from corefed.use.predictions import BLOCK, half_width
 
@@ -101,7 +102,7 @@ class Predictor:
         raw = memory.points(X, "X", preparation.shape)
         if preparation.levels and getattr(X, "dtype", None) in (np.uint8, torch.uint8):
             raw = raw / 255
-        return preparation.scaled(raw, self._client)
+        return preparation.scale(raw, self._client)
 
     def _only(self, holds: bool, name: str, what: str, instead: str) -> None:
         if not holds:
@@ -117,8 +118,7 @@ class Personal(Mapping[Any, Predictor]):
     def __getitem__(self, name: Any) -> Predictor:
         if name not in self._names:
             known = [str(each) for each in self._names]
-            some = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
-            hint = did_you_mean(str(name), known, otherwise=f"there are {some}")
+            hint = did_you_mean(str(name), known, otherwise=f"there are {shorten(known)}")
             raise UserError(f"There is no client {name!r}{hint}")
         return Predictor(self._fitted, str(name), "personal", self._classes)
 

@@ -183,7 +183,7 @@ def reliability(
 ) -> Reliability:
     """Of probabilities [n, classes] and labels [n]; with evaluate.BINS, evaluate's ECE."""
     p, truth = torch.as_tensor(probabilities), torch.as_tensor(y)
-    each = evaluate.of_points(p, truth)
+    each = evaluate.score_classes(p, truth)
     confidence, correct = each["confidence"].numpy(), each["correct"].numpy()
     index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     count = np.bincount(index, minlength=bins)

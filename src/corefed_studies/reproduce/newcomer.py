@@ -200,7 +200,7 @@ def logistic(newcomer: FederatedData) -> dict[str, float]:
 
 
 def scored(p: torch.Tensor, newcomer: FederatedData) -> dict[str, float]:
-    each = evaluate.of_points(p, newcomer.test.y)
+    each = evaluate.score_classes(p, newcomer.test.y)
     sums = evaluate.totals(
         {name: value[0] for name, value in each.items()}, newcomer.test.y[0], newcomer.classes
     )

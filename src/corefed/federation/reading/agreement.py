@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.data import classes as naming
+from corefed.data import class_names
 from corefed.data.columns import Column
 from corefed.data.profile import MOST_CATEGORIES
 from corefed.federation.protocol import Agreement
@@ -96,10 +96,10 @@ def check(description: Description) -> str:
     if problem:
         return problem
     names, train = description["classes"], description["train"]
-    if any(type(name) is not str or not 0 < len(name) <= naming.LONGEST for name in names):
-        return f"has names of classes that are not 1 to {naming.LONGEST} characters"
-    if len(names) > naming.MOST or len(set(names)) < len(names):
-        return f"has more than {naming.MOST} classes, or one of them twice"
+    if any(type(name) is not str or not 0 < len(name) <= class_names.LONGEST for name in names):
+        return f"has names of classes that are not 1 to {class_names.LONGEST} characters"
+    if len(names) > class_names.MOST or len(set(names)) < len(names):
+        return f"has more than {class_names.MOST} classes, or one of them twice"
     if not 1 <= train <= MOST_VALUES or description["test"] < 0:
         return "has no training points, or a negative or absurd number of points"
     if description["targets"] < 0 or (description["targets"] > 0) == bool(names):
@@ -142,8 +142,8 @@ def _check_arrays(description: Description) -> str:
         return "has no sensible shape of a point"
     if description["train"] * math.prod(shape) > MOST_VALUES:
         return f"has more than {MOST_VALUES} values"
-    if naming.numbered(names) and any(int(name) >= naming.MOST for name in names):
-        return f"has class numbers above {naming.MOST - 1}; is it an identifier?"
+    if class_names.are_numbers(names) and any(int(name) >= class_names.MOST for name in names):
+        return f"has class numbers above {class_names.MOST - 1}; is it an identifier?"
     if description["count"] != description["train"] * math.prod(shape):
         return "has another number of values than its points have"
     if not _plausible(description["count"], description["mean"], description["m2"]):
@@ -175,8 +175,8 @@ def _check_column(column: Description, train: int) -> str:
     if problem:
         return f"has a column that {problem}"
     name, kind, categories = column["name"], column["kind"], column["categories"]
-    if not 0 < len(name) <= naming.LONGEST:
-        return f"has names of columns that are not 1 to {naming.LONGEST} characters"
+    if not 0 < len(name) <= class_names.LONGEST:
+        return f"has names of columns that are not 1 to {class_names.LONGEST} characters"
     where, present = f"has a column {name!r} with", train - column["missing"]
     if not 0 <= present <= train or (present and kind == "empty"):
         return f"{where} another number of gaps than it can have"
@@ -184,8 +184,9 @@ def _check_column(column: Description, train: int) -> str:
         return f"{where} no kind that is known"
     if len(categories) > (MOST_CATEGORIES if kind == "category" else 0):
         return f"{where} more categories than are allowed"
-    if any(type(each) is not str or not 0 < len(each) <= naming.LONGEST for each in categories):
-        return f"{where} names of categories that are not 1 to {naming.LONGEST} characters"
+    longest = class_names.LONGEST
+    if any(type(each) is not str or not 0 < len(each) <= longest for each in categories):
+        return f"{where} names of categories that are not 1 to {longest} characters"
     if len(set(categories)) < len(categories) or len(categories) > present:
         return f"{where} a category twice, or more categories than rows"
     if kind == "category" and present and not categories:
@@ -240,7 +241,7 @@ def agree(
         for each in descriptions.values()
     ]
     mean, std = _rounded(combine(parts)) if scale == "standard" else (0.0, 1.0)
-    agreed = _classes(descriptions, classes, naming.united)
+    agreed = _classes(descriptions, classes, class_names.unite)
     return Agreement(tuple(first["shape"]), agreed, first["targets"], (mean,), (std,))
 
 
@@ -275,7 +276,7 @@ def _of_tables(
     means, stds = tuple(each.mean for each in scales), tuple(each.std for each in scales)
     agreement = Agreement(
         (len(scales),),
-        _classes(descriptions, classes, naming.ordered),
+        _classes(descriptions, classes, class_names.sort_names),
         next(iter(descriptions.values()))["targets"],
         columns=tuple(columns),
     )

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.types import ClientData
-from corefed.data import classes as naming
-from corefed.data import columns, datasets, held_out, npz, scaling, sources, table
+from corefed.data import class_names, columns, datasets, held_out, npz, scaling, sources, table
 from corefed.data.columns import Column, Layout
 from corefed.data.dataset import Dataset, check
 from corefed.data.preparation import Preparation
@@ -108,7 +107,7 @@ def read(
     dataset = _renamed(dataset, classes)
     test = dataset.held_out
     if test is None:
-        test = held_out.drawn(dataset, test_fraction, seed)
+        test = held_out.draw(dataset, test_fraction, seed)
     if bool(test.all()):
         raise UserError(f"{dataset.name} has no points to train on.")
     (train_rows,), (test_rows,) = (~test).nonzero(as_tuple=True), test.nonzero(as_tuple=True)
@@ -152,7 +151,7 @@ def _renamed(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     spelt = {name.casefold(): name for name in classes} | {name: name for name in classes}
     found = {own: spelt.get(own, spelt.get(own.casefold(), "")) for own in dataset.labels}
     known = found if classes else {own: own for own in dataset.labels}
-    labels = naming.ordered(name for name in known.values() if name)
+    labels = class_names.sort_names(name for name in known.values() if name)
     if not labels:
         raise UserError(
             f"{dataset.name} has none of the classes {', '.join(classes)}; it has "
@@ -246,7 +245,7 @@ def prepared(data: LocalData, agreement: Agreement, client: str) -> Preparation:
     if not agreement.own_scale:
         return found
     numbers = torch.tensor(columns.numbers(agreement.columns))
-    own = scaling.of_features(_laid(data, data.x_train, agreement.columns), numbers)
+    own = scaling.fit_features(_laid(data, data.x_train, agreement.columns), numbers)
     return replace(found, clients={client: own})
 
 
@@ -262,16 +261,16 @@ def fit(
     places = torch.tensor([agreement.classes.index(name) for name in data.labels])
 
     def fitted(x: Tensor, y: Tensor) -> ClientData:
-        scaled = ready.scaled(_laid(data, x, agreement.columns), client)
+        scaled = ready.scale(_laid(data, x, agreement.columns), client)
         y = places[y] if data.labels else y
         return ClientData(scaled.unsqueeze(0), y.unsqueeze(0), torch.ones(1, len(x)))
 
-    learnt = data.y_train if data.labels else ready.standardised(data.y_train)
+    learnt = data.y_train if data.labels else ready.standardise(data.y_train)
     return fitted(data.x_train, learnt), fitted(data.x_test, data.y_test), ready
 
 
 def _laid(data: LocalData, x: Tensor, wanted: Sequence[Column]) -> Tensor:
-    return columns.relaid(x, data.layout.columns, wanted) if data.layout else x
+    return columns.change_layout(x, data.layout.columns, wanted) if data.layout else x
 
 
 def _check_fit(data: LocalData, agreement: Agreement) -> None:

@@ -218,7 +218,7 @@ def _files(settings: Run) -> ShownPoints:
     seed = settings.seeds[0]
     spec = settings.partition or partition.default_for(settings.data)
     dealt = partition.split(spec, pool, settings.clients, seed)
-    splits = partition.thinned(dealt, settings.keep, seed)
+    splits = partition.thin(dealt, settings.keep, seed)
     labels = Labels([pool.y[one.train] for one in splits], [pool.y[one.test] for one in splits])
 
     def picture(part: Part, client: int, point: int) -> Picture | None:

@@ -35,14 +35,14 @@ def measure(model: Fitted, kind: str, g: int, client: str | None) -> dict[str, A
     if not n:
         return found
     if model.preparations[g].labels:
-        each = evaluate.of_points(mean, y)
+        each = evaluate.score_classes(mean, y)
         right = int(each["correct"].sum())
         found["accuracy"] = {"value": right / n, "interval": _wilson(right, n)}
         found["nll"] = _mean(each["nll"])
         found["brier"] = _mean(each["brier"])
         found["ece"] = {"value": selective.reliability(mean, y).ece}
         return found
-    each = evaluate.of_targets(torch.cat([mean, total], -1), y)
+    each = evaluate.score_targets(torch.cat([mean, total], -1), y)
     squares = _mean(each["squared_error"])
     low, high = squares["interval"]
     found["rmse"] = {

@@ -40,7 +40,7 @@ class Predictive(nn.Module):
         self.likelihood, self.preparation, self.client = likelihood, preparation, client
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        h = self.preparation.scaled(x, self.client)
+        h = self.preparation.scale(x, self.client)
         own = self.get_buffer("extra").split(1)
         each = (
             self.likelihood.predictive(theta, network(h).unsqueeze(0)).double()

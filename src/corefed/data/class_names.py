@@ -27,20 +27,20 @@ LONGEST = 200
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
-def numbered(names: Iterable[str]) -> bool:
+def are_numbers(names: Iterable[str]) -> bool:
     return all(_NUMBER.fullmatch(name) for name in names)
 
 
-def ordered(names: Iterable[str]) -> tuple[str, ...]:
+def sort_names(names: Iterable[str]) -> tuple[str, ...]:
     """Different names in their order: 2 before 10."""
     different = set(names)
-    return tuple(sorted(different, key=int if numbered(different) else None))
+    return tuple(sorted(different, key=int if are_numbers(different) else None))
 
 
-def united(names: Iterable[str]) -> tuple[str, ...]:
+def unite(names: Iterable[str]) -> tuple[str, ...]:
     """The classes of a federation, from those of all its clients."""
-    different = ordered(names)
-    if not numbered(different):
+    different = sort_names(names)
+    if not are_numbers(different):
         return different
     if int(different[-1]) >= MOST:
         raise UserError(
@@ -57,7 +57,7 @@ def name_of(value: object) -> str:
     return str(value)
 
 
-def by_number(values: npt.NDArray[Any], where: str) -> tuple[Tensor, tuple[str, ...]]:
+def index_numbers(values: npt.NDArray[Any], where: str) -> tuple[Tensor, tuple[str, ...]]:
     """[n] whole numbers as indices into the names of those that occur."""
     low, high = float(values.min()), float(values.max())
     if low < 0 or high >= MOST:
@@ -70,9 +70,9 @@ def by_number(values: npt.NDArray[Any], where: str) -> tuple[Tensor, tuple[str, 
     return torch.from_numpy(places.reshape(-1)).long(), tuple(str(int(kind)) for kind in kinds)
 
 
-def by_name(values: Sequence[str], where: str) -> tuple[Tensor, tuple[str, ...]]:
+def index_names(values: Sequence[str], where: str) -> tuple[Tensor, tuple[str, ...]]:
     """[n] names as indices into those that occur, in their order."""
-    names = ordered(values)
+    names = sort_names(values)
     if len(names) > MOST:
         raise UserError(
             f"{where} has {len(names)} different names of classes, more than {MOST}. Is it an "

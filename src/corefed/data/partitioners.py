@@ -30,7 +30,7 @@ class Pool(NamedTuple):
     held_out: npt.NDArray[np.bool_] | None  # [N] the test points; None: not divided yet
 
 
-def mixed(points: Indices, pool: Pool) -> Indices:
+def mix(points: Indices, pool: Pool) -> Indices:
     """The same points in an order whose every stretch has its share of training and test points.
 
     The r-th of m points of a kind stands at (r + 1/2) / m; a stretch that spans a part p of the
@@ -48,14 +48,14 @@ def mixed(points: Indices, pool: Pool) -> Indices:
 
 def _points(pool: Pool, label: int, rng: np.random.Generator) -> Indices:
     """All points of a label in random order."""
-    return mixed(rng.permutation(np.flatnonzero(pool.labels == label)), pool)
+    return mix(rng.permutation(np.flatnonzero(pool.labels == label)), pool)
 
 
 def _all(pool: Pool, rng: np.random.Generator) -> Indices:
-    return mixed(rng.permutation(len(pool.labels)), pool)
+    return mix(rng.permutation(len(pool.labels)), pool)
 
 
-def evenly(pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
+def iid(pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
     return np.array_split(_all(pool, rng), clients)
 
 
