@@ -23,7 +23,7 @@ from corefed.base.errors import UserError
 from corefed.data import load
 from corefed.data.dataset import select
 from corefed.data.images import find
-from corefed.data.pictures import UnreadableError, read, square
+from corefed.data.pictures import UnreadableError, read, square, stretch
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
 

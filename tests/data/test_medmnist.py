@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[Arrays, str]] = {
         changed(test_images=np.zeros((0, 28, 28), np.uint8), test_labels=LABELS[:0]),
         "test_images in .* is empty",
     ),
-    "multi-label": (changed(train_labels=np.zeros((8, 14), np.uint8)), "one label an image"),
+    "multi-label": (changed(train_labels=np.zeros((8, 14), np.uint8)), "one label per image"),
     "real labels": (changed(train_labels=np.zeros((8, 1))), "must be whole numbers"),
     "too few labels": (changed(train_labels=LABELS[:7]), "7 train labels for 8 images"),
     "only tested": (changed(train_labels=LABELS, val_labels=LABELS[:4]), "label 1 in its test"),

@@ -370,7 +370,7 @@ def test_note_on_classes_without_training_points() -> None:
         ("dirichlet", 10, "write dirichlet:A"),
         ("iid:3", 10, "write iid"),
         ("labels:3:4:5", 10, "write labels:C or labels:C:CAP"),
-        ("labels:11", 10, "11 labels a client; any has only 10"),
+        ("labels:11", 10, "11 labels per client; any has only 10"),
         ("labels:0", 10, "whole number"),
         ("labels:2.5", 10, "whole number"),
         ("labels:3:", 10, "whole number"),

@@ -319,9 +319,8 @@ def test_a_new_client_has_a_scale_of_its_own() -> None:
     assert scaling.add_client(known, "p", x, torch.tensor([True])) is known
     found = scaling.add_client(known, "new", x, torch.tensor([True]))
     assert found.clients["new"] == Scale((2.0,), (1.0,))
-    assert scaling.add_client(Preparation((1,)), "new", x, torch.tensor([True])) == Preparation(
-        (1,)
-    )
+    plain = Preparation((1,))
+    assert scaling.add_client(plain, "new", x, torch.tensor([True])) == plain
 
 
 def test_targets_are_standardised_to_train_on_and_kept_to_test() -> None:

@@ -132,7 +132,7 @@ NAN = np.where(np.arange(24).reshape(8, 3) == 13, np.nan, X)
         ({"X": X, "y": Y - 3}, "class number -1; class numbers are 0 to 9999"),
         ({"X": X, "y": Y * 1000}, r"class number 10000; .* Is it an identifier\?"),
         ({"X": X, "y": Y.astype(np.uint64) << 60}, "class number"),
-        ({"X": X, "y": np.eye(8, dtype=int)}, r"shape \(8, 8\); it must be one class a point"),
+        ({"X": X, "y": np.eye(8, dtype=int)}, r"shape \(8, 8\); it must be one class per point"),
         ({"X": X, "y": np.array(["a"] * 7 + [" "])}, "an empty name among its classes"),
         ({"X": X, "y": np.array(["a"] * 7 + ["b" * 201])}, "one of 201 characters"),
         ({"X": X, "y": Y, "X_test": X[:, :2], "y_test": Y}, "test points must be like training"),

@@ -450,7 +450,7 @@ BAD: list[tuple[Any, str]] = [
     ({1.5: (X, Y)}, "1.5 is no name for a client"),
     ({1: (X, Y), "1": (X, Y)}, "the same name"),
     ({"a": (X, Y[:-1])}, "y of client 'a' has 19 targets for 20 points"),
-    ({"a": (X[:, 0], Y)}, r"X of client 'a' has shape \(20,\); it must have a row a point"),
+    ({"a": (X[:, 0], Y)}, r"X of client 'a' has shape \(20,\); it must have one row per point"),
     ({"a": (X[:0], Y[:0])}, "X of client 'a' has no points"),
     ({"a": (X, Y), "b": (X[:, :3], Y)}, r"X of client 'b' has points of shape \(3,\), not \(4,\)"),
     (
@@ -465,7 +465,7 @@ BAD: list[tuple[Any, str]] = [
     ({"a": (X, [None, *Y[1:].tolist()])}, "all text or all numbers|without a class"),
     ({"a": (X, Y), "b": (X, Y.astype(str))}, "y has text at some clients and numbers at others"),
     ({"a": (X, Y), "b": (X, Y / 2)}, "whole numbers at some clients and floating-point"),
-    ({"a": (X, np.stack([Y, Y], 1))}, "y must have one class a point"),
+    ({"a": (X, np.stack([Y, Y], 1))}, "y must have one class per point"),
     ({"a": (X, Y / 2), "b": (X, np.stack([Y, Y], 1) / 2)}, "another number of targets"),
     ({"a": (X, Y, X, Y), "b": (X, Y)}, "Client 'b' has no test points, but others have"),
     ({"a": (X[:1], Y[:1]), "b": (X[1:2], 1 - Y[:1])}, "No client has points enough to test on"),

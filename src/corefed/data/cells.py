@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from corefed.base.errors import UserError
 
 MISSING = frozenset({"", "?", ".", "-", "na", "n/a", "nan", "null", "none"})
-"""What people write where there is no value, in small letters."""
+"""What people write for a missing value, in lower case."""
 
 BLOCK = 4096
 """Rows turned into numbers at once."""
@@ -35,13 +35,13 @@ def is_missing(cell: str) -> bool:
 
 
 def as_name(cell: str) -> str:
-    """A cell as the name of a class, category or client: text as it is, and 2.0 as 2."""
+    """A cell as the name of a class, category or client: text unchanged, and 2.0 as 2."""
     text = cell.strip()
     return text.partition(".")[0] if _WHOLE.fullmatch(text) else text
 
 
 def shorten(names: Sequence[str], most: int = 20) -> str:
-    """The first names of many."""
+    """The names in a row; after `most` of them an ellipsis."""
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
@@ -59,7 +59,7 @@ def check_size(path: Path, memory_mb: int) -> None:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """The text of the file; a mark that some programs put before it is no part of it."""
+    """The text of the file, without the byte order mark that some programs write."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield file
@@ -72,7 +72,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
 
 
 def read_header(path: Path, cells: Sequence[str]) -> list[str]:
-    """Names of the columns, checked."""
+    """The names of the columns, checked."""
     header = [cell.strip() for cell in cells]
     if not any(header):
         raise UserError(f"{path} is empty or begins with an empty line; it needs a header.")
@@ -97,7 +97,7 @@ def check_names(path: Path, header: Sequence[str]) -> None:
 
 
 def read_rows(path: Path, rows: Any, header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Line and cells of every row that is not empty, from a csv.reader behind the header."""
+    """Line number and cells of every non-empty row of a csv.reader, after the header."""
     for row in rows:
         if not row:
             continue

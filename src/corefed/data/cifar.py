@@ -1,13 +1,12 @@
 """CIFAR-10: the official binary batches, in a folder or in their archive.
 
 A batch is 10000 records of one label byte and 3072 pixel bytes, three planes of 32 x 32 (red,
-green, blue). An archive is read where it lies; nothing is unpacked. The Python batches, which hold
-the same bytes as a pickle, are not read: a sentence says where the binary ones are.
+green, blue). An archive is read in memory and not unpacked. The Python batches are pickles and are
+refused.
 """
 
 from __future__ import annotations
 
-import hashlib
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.data.fetch import cache, locate, roots
+from corefed.data import fetch
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -31,14 +30,13 @@ NAME = "cifar10"
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 POINTS = 10_000
-"""Points in a batch."""
+"""Points per batch."""
 
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 URL = "https://www.cs.toronto.edu/~kriz/"
 ARCHIVE = "cifar-10-binary.tar.gz"
 ARCHIVE_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
-
 
 FOLDER, SUFFIX = "cifar-10-batches-bin", ".bin"
 PICKLED = "cifar-10-batches-py"
@@ -50,11 +48,11 @@ MD5 = (
     "53f37980c15c3d472c316c40844f3f0d",
     "803d5f7f4d78ea53de84dbe85f74fb6d",
 )
-"""Of the files in the archive on the official page, in the order of BATCHES."""
+"""Of the files in the official archive, in the order of BATCHES."""
 
 
 def load(data_dir: Path | None, download: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """x [60000, 3, 32, 32] in bytes, y [60000], and which points are the official test ones."""
+    """x [60000, 3, 32, 32] in bytes, y [60000], and which points are the official test points."""
     points = POINTS * len(BATCHES)
     x, y = np.empty((points, PIXELS), np.uint8), np.empty(points, np.uint8)
     for place, (pixels, labels) in enumerate(_batches(data_dir, download)):
@@ -65,18 +63,21 @@ def load(data_dir: Path | None, download: bool) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _batches(data_dir: Path | None, download: bool) -> Iterator[tuple[Bytes, Bytes]]:
-    """Pixels [10000, 3072] and labels [10000] of every batch, from wherever they are found."""
+    """Pixels [10000, 3072] and labels [10000] of every batch."""
     folder = _folder(data_dir)
     if folder is None:
-        archive = _archive(data_dir)
+        archives = (base / ARCHIVE for base in _places(data_dir))
+        archive = next((path for path in archives if path.is_file()), None)
         if archive is None:
             _refuse_pickles(data_dir)
-            archive = locate(NAME, ARCHIVE, URL + ARCHIVE, ARCHIVE_MD5, data_dir, download)
+            archive = fetch.locate(NAME, ARCHIVE, URL + ARCHIVE, ARCHIVE_MD5, data_dir, download)
         yield from _from_archive(archive)
         return
     for batch, md5 in zip(BATCHES, MD5, strict=True):
         path = folder / (batch + SUFFIX)
-        yield parse(_checked(_read(path), md5, str(path)), str(path))
+        content = _read(path)
+        fetch.check_md5(content, md5, str(path))
+        yield parse(content, str(path))
 
 
 def _folder(data_dir: Path | None) -> Path | None:
@@ -88,13 +89,13 @@ def _folder(data_dir: Path | None) -> Path | None:
         if not missing:
             return folder
         lacking = lacking or f"{folder} lacks {', '.join(missing)}"
-    if lacking:  # a folder that was meant must not turn into a silent download
+    if lacking:  # an incomplete folder must not cause a silent download
         raise UserError(f"{lacking}; add what is missing, or remove the folder.")
     return None
 
 
 def _refuse_pickles(data_dir: Path | None) -> None:
-    """A folder of Python batches was meant too."""
+    """A folder of Python batches must not cause a silent download either."""
     for base, folder in _folders(data_dir, PICKLED):
         raise UserError(
             f"{folder} holds Python pickles, which are never read; put the binary version, "
@@ -103,31 +104,26 @@ def _refuse_pickles(data_dir: Path | None) -> None:
 
 
 def _folders(data_dir: Path | None, name: str) -> Iterator[tuple[Path, Path]]:
-    """Places to look at, each with the folder of that name in it or the place itself."""
+    """Places to look in, each with the folder of that name."""
     for base in _places(data_dir):
         folder = base if base.name == name else base / name
         if folder.is_dir():
             yield base, folder
 
 
-def _archive(data_dir: Path | None) -> Path | None:
-    places = (base / ARCHIVE for base in _places(data_dir))
-    return next((path for path in places if path.is_file()), None)
-
-
 def _places(data_dir: Path | None) -> Iterator[Path]:
     """Each of data_dir, $COREFED_DATA and the user's cache, and cifar10/ below it."""
-    for root in roots(data_dir):
+    for root in fetch.roots(data_dir):
         yield from (root, root / NAME)
     try:
-        kept = cache()
+        kept = fetch.cache()
     except ImportError:  # without pooch there are no downloads either
         return
     yield from (kept, kept / NAME)
 
 
 def _read(path: Path) -> bytes:
-    """A file's content, once its size is known to be right."""
+    """The content of a batch; its size is checked first."""
     expected = POINTS * (PIXELS + 1)
     try:
         size = path.stat().st_size
@@ -139,18 +135,8 @@ def _read(path: Path) -> bytes:
     return content
 
 
-def _checked(content: bytes, md5: str, where: str) -> bytes:
-    actual = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if actual != md5:
-        raise UserError(
-            f"{where} is corrupt or not the official file: its MD5 is {actual}, expected {md5}. "
-            "Delete it, or fetch it again."
-        )
-    return content
-
-
 def _from_archive(path: Path) -> Iterator[tuple[Bytes, Bytes]]:
-    """The six batches among an archive's members, read in memory, in the order of BATCHES."""
+    """The six batches of an archive, in the order of BATCHES."""
     size = POINTS * (PIXELS + 1)
     wanted = {f"{FOLDER}/{batch}{SUFFIX}": batch for batch in BATCHES}
     parsed: dict[str, tuple[Bytes, Bytes]] = {}
@@ -163,8 +149,8 @@ def _from_archive(path: Path) -> Iterator[tuple[Bytes, Bytes]]:
                 source = archive.extractfile(member)
                 content = source.read() if source is not None else b""
                 where = f"{member.name} in {path}"
-                md5 = MD5[BATCHES.index(batch)]
-                parsed[batch] = parse(_checked(content, md5, where), where)
+                fetch.check_md5(content, MD5[BATCHES.index(batch)], where)
+                parsed[batch] = parse(content, where)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} is not a whole archive: {error}. Fetch it again.") from error
     missing = [name for name, batch in wanted.items() if batch not in parsed]

@@ -1,8 +1,7 @@
-"""Names of classes: what each client calls them, and the order that all clients give them.
+"""Names of classes and their order.
 
-A class number keeps its meaning: where every name is a number, class 7 is output 7 for everybody,
-also for a client, or a whole federation, that has no class 3. Other names stand in alphabetical
-order.
+Where every name is a number, class 7 is output 7 for all clients, also where no client has class 3.
+Other names are in alphabetical order.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 from corefed.base.errors import UserError
 
 MOST = 10_000
-"""Classes at most; a column with more of them is an identifier or a measurement."""
+"""Classes at most; a column with more values is an identifier or a measurement."""
 
 LONGEST = 200
 """Characters of a name at most; a longer one is free text."""
@@ -32,13 +31,13 @@ def are_numbers(names: Iterable[str]) -> bool:
 
 
 def sort_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Different names in their order: 2 before 10."""
+    """The different names in order: 2 before 10."""
     different = set(names)
     return tuple(sorted(different, key=int if are_numbers(different) else None))
 
 
 def unite(names: Iterable[str]) -> tuple[str, ...]:
-    """The classes of a federation, from those of all its clients."""
+    """The classes of a federation, from those of all clients."""
     different = sort_names(names)
     if not are_numbers(different):
         return different
@@ -51,14 +50,14 @@ def unite(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def name_of(value: object) -> str:
-    """How a class of an array is called: whole numbers, and truth values, as 0, 1, ..."""
+    """The name of a class in an array: whole numbers and booleans as 0, 1, ..."""
     if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
         return str(int(value))
     return str(value)
 
 
 def index_numbers(values: npt.NDArray[Any], where: str) -> tuple[Tensor, tuple[str, ...]]:
-    """[n] whole numbers as indices into the names of those that occur."""
+    """[n] class numbers as indices, and the names of the classes that occur."""
     low, high = float(values.min()), float(values.max())
     if low < 0 or high >= MOST:
         wrong = low if low < 0 else high
@@ -71,7 +70,7 @@ def index_numbers(values: npt.NDArray[Any], where: str) -> tuple[Tensor, tuple[s
 
 
 def index_names(values: Sequence[str], where: str) -> tuple[Tensor, tuple[str, ...]]:
-    """[n] names as indices into those that occur, in their order."""
+    """[n] class names as indices, and the sorted names that occur."""
     names = sort_names(values)
     if len(names) > MOST:
         raise UserError(

@@ -1,4 +1,4 @@
-"""From one pool of points and a split to the stacked tensors every runtime trains on."""
+"""Stack the clients of a split into the tensors that every runtime trains on."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class FederatedData(NamedTuple):
     targets: int  # width of the regression output; 0 for classification
     names: list[str]  # [C]
     labels: tuple[str, ...] = ()  # names of the classes; empty for regression
-    notes: tuple[str, ...] = ()  # what whoever reads results should know of the data
-    preparations: tuple[Preparation, ...] = ()  # one a seed: how later points are made ready
+    notes: tuple[str, ...] = ()  # about the data, for readers of the results
+    preparations: tuple[Preparation, ...] = ()  # one per seed: how to prepare later points
 
     @property
     def unit(self) -> TargetUnit | None:
-        """Of the clients' test targets, where the networks learn standardised ones."""
+        """The unit of the test targets, where networks learn standardised ones."""
         if not any(each.target_mean for each in self.preparations):
             return None
         each = len(self.names) // len(self.preparations)
@@ -48,10 +48,10 @@ def federate(
     memory_mb: int = 8192,
     names: Sequence[str] = (),
 ) -> FederatedData:
-    """Stack the clients of a split, scaled as `scaling.py` says; test points never enter it.
+    """Stack the clients of a split, scaled by their training points (`scaling.py`).
 
-    Regression targets that are standardised are so to train on; those of test points stay in their
-    own unit, in which predictions are compared with them.
+    Standardised regression targets are for training only. Those of test points stay in their own
+    unit, in which predictions are compared with them.
     """
     for client, one in enumerate(splits):
         if len(one.train) == 0:
@@ -61,7 +61,7 @@ def federate(
     preparation = scaling.fit(dataset, splits, scale, called)
     train = _pad(dataset, [one.train for one in splits], preparation, called)
     if preparation.target_mean:
-        # Padding has weight 0, and stays 0 for the sake of whoever looks at it.
+        # Padding stays 0, so that it is recognisable; its weight is 0 anyway.
         learnt = preparation.standardise(train.y) * train.weight.unsqueeze(-1)
         train = train._replace(y=learnt)
     return FederatedData(
@@ -77,7 +77,7 @@ def federate(
 
 
 def stack(many: list[FederatedData]) -> FederatedData:
-    """Several federations as one along the client axis, so that all seeds train in one pass."""
+    """Join federations along the client axis, so that all seeds train together."""
     first = many[0]
     if any((one.classes, one.targets) != (first.classes, first.targets) for one in many):
         raise ValueError("federations with different classes or targets cannot be stacked")
@@ -94,7 +94,7 @@ def stack(many: list[FederatedData]) -> FederatedData:
 
 
 def _check_memory(dataset: Dataset, splits: list[Split], memory_mb: int) -> None:
-    """Padding multiplies the largest client by the number of clients: refuse before allocating."""
+    """All clients are padded to the largest: check the memory before allocating it."""
     point = 4 * dataset.x[0].numel() + dataset.y[0].numel() * dataset.y.element_size() + 4
     padded = max(len(one.train) for one in splits) + max(len(one.test) for one in splits)
     needed_mb = point * padded * len(splits) / 2**20

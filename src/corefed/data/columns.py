@@ -5,9 +5,9 @@
     a category                  [c = a], [c = b], ...
     ... that some rows lack     [c = a], [c = b], ..., [c is missing]
 
-The layout is that of the whole file, so that every split of it has a network of the same size; in
-a federation it is what the sites agree on. Numbers that depend on values are fixed on training
-points (`preparation.py`). A category that is not in the layout is all zeros.
+The layout comes from the whole file, so that every split has a network of the same size. In a
+federation the sites agree on it. Means and scales come from training points alone
+(`preparation.py`). A category that is not in the layout is all zeros.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """One column that features are made of."""
+    """A column that becomes features."""
 
     name: str
     categories: tuple[str, ...] = ()
-    """Their names in the order of their features; empty for a number."""
+    """Names in the order of the features; empty for a number."""
     lacking: bool = False
-    """Some rows have no value: the last feature says so."""
+    """Some rows have no value; the last feature marks them."""
 
     @property
     def width(self) -> int:
@@ -52,20 +52,20 @@ class Column:
 
 
 def from_dicts(values: Iterable[Mapping[str, Any]]) -> tuple[Column, ...]:
-    """Columns as JSON has them."""
+    """Columns from their JSON."""
     return tuple(
         Column(each["name"], tuple(each["categories"]), each["lacking"]) for each in values
     )
 
 
 class Layout(NamedTuple):
-    """What a table is made of."""
+    """The columns of a table and their roles."""
 
-    columns: tuple[Column, ...]  # that features are made of, in their order
+    columns: tuple[Column, ...]  # in the order of the features
     target: str
-    client: str  # empty: no column says whose row it is
+    client: str  # empty: no column names the client of a row
     ignored: tuple[str, ...]
-    profiles: tuple[Profile, ...]  # of all columns that are read, in the order of the file
+    profiles: tuple[Profile, ...]  # of all columns that are read, in file order
 
 
 def width(columns: Sequence[Column]) -> int:
@@ -78,7 +78,7 @@ def features(columns: Sequence[Column]) -> tuple[str, ...]:
 
 
 def numbers(columns: Sequence[Column]) -> tuple[bool, ...]:
-    """Of every feature, whether it is a number that is scaled."""
+    """Per feature, whether it is a number, which is scaled."""
     found: list[bool] = []
     for column in columns:
         found += [not column.categories] + [False] * (column.width - 1)
@@ -86,15 +86,15 @@ def numbers(columns: Sequence[Column]) -> tuple[bool, ...]:
 
 
 def parts(x: Tensor, columns: Sequence[Column]) -> dict[str, tuple[Column, Tensor]]:
-    """Every column by name, with its features [n, width]."""
+    """Column name -> the column and its features [n, width]."""
     pieces = x.split([column.width for column in columns], 1)
     return {each.name: (each, piece) for each, piece in zip(columns, pieces, strict=True)}
 
 
 def change_layout(x: Tensor, own: Sequence[Column], wanted: Sequence[Column]) -> Tensor:
-    """The features [n, width] that another layout of the same columns has.
+    """The features [n, width] in another layout of the same columns.
 
-    Categories that the other layout lacks are all zeros in it.
+    Categories that the other layout lacks become all zeros.
     """
     known = parts(x, own)
     never = x.new_zeros(len(x))
@@ -114,7 +114,7 @@ def change_layout(x: Tensor, own: Sequence[Column], wanted: Sequence[Column]) ->
 def encode(
     columns: Sequence[Column], block: Block, where: Callable[[int], str]
 ) -> tuple[Numbers, Counter[tuple[str, str]]]:
-    """[n, width] features of a block, and how often each category occurs that is not known."""
+    """[n, width] features of a block, and the counts of unknown categories."""
     x = np.zeros((len(block.places), width(columns)))
     unknown: Counter[tuple[str, str]] = Counter()
     start = 0
@@ -147,7 +147,7 @@ def _numbers(name: str, block: Block, where: Callable[[int], str]) -> Numbers:
 
 
 def _one_hot(column: Column, cells: Cells, part: Numbers) -> list[str]:
-    """Fill in a row's category; the names of those that are not known."""
+    """Set the feature of each row's category; returns the unknown categories."""
     places = {name: place for place, name in enumerate(column.categories)}
     names = sources.names(cells)
     for row, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""One pool of points, before any client exists: what it is, what makes one bad, parts of it."""
+"""One pool of points before it is split: its fields, its checks, parts of it."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from corefed.data.columns import Layout
 
 
 class Dataset(NamedTuple):
-    """One pool of points, before any client exists."""
+    """One pool of points before it is split between clients."""
 
     name: str
     x: Tensor  # [N, ...] float32, uint8 for the levels 0..255 of what runs from 0 to 1, or float64
     y: Tensor  # [N] int64 class indices, or [N, d] float32 regression targets
     classes: int  # 0 for regression
     groups: Tensor | None = None  # [N] int64 natural client of each point
-    held_out: Tensor | None = None  # [N] bool, the official test points
+    held_out: Tensor | None = None  # [N] bool: the official test points
     labels: tuple[str, ...] = ()  # names of the classes; empty: their numbers
-    keep_split: bool = False  # no partition may deal a held-out point for training
-    notes: tuple[str, ...] = ()  # what whoever reads results should know, such as points left out
-    group_names: tuple[str, ...] = ()  # of the natural clients; empty: they have none
+    keep_split: bool = False  # held-out points never become training points
+    notes: tuple[str, ...] = ()  # for readers of the results, such as points left out
+    group_names: tuple[str, ...] = ()  # of the natural clients; empty: no names
     layout: Layout | None = None  # of a table, whose missing numbers are NaN in x
-    embedding: str = ""  # of images: the frozen network they went through, or none
-    standardise: bool = False  # regression targets are learnt in standard deviations
+    embedding: str = ""  # of images: the frozen network that made the features, or none
+    standardise: bool = False  # learn regression targets in standard deviations
 
     def values(self, rows: Tensor) -> Tensor:
-        """x of some points in float32; a large pool of bytes is never converted as a whole."""
+        """x of some points in float32, so that a large pool of bytes is never converted whole."""
         x = self.x[rows]
         return x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x
 
 
 def check(dataset: Dataset) -> None:
-    """Refuse data that would poison training silently: emptiness, NaN, labels out of range."""
+    """Refuse empty data, NaN, and labels out of range."""
     name, x, y, classes = dataset.name, dataset.x, dataset.y, dataset.classes
     if len(x) == 0:
         raise UserError(f"Data set {name!r} is empty: it needs at least one point.")
@@ -68,7 +68,7 @@ def _check_finite(name: str, what: str, values: Tensor) -> None:
 
 
 def select(dataset: Dataset, classes: Sequence[str]) -> Dataset:
-    """The points of some classes, by name or number, which are renumbered in the order given."""
+    """The points of some classes, by name or number, renumbered in the given order."""
     if dataset.classes == 0:
         raise UserError(f"{dataset.name} is a regression; it has no classes to choose from.")
     names = dataset.labels or tuple(map(str, range(dataset.classes)))
@@ -92,7 +92,7 @@ def select(dataset: Dataset, classes: Sequence[str]) -> Dataset:
 
 
 def without_small(dataset: Dataset, smallest: int) -> Dataset:
-    """Without the natural clients that have fewer points, who are named in a note."""
+    """Leave out natural clients with fewer points, and name them in a note."""
     assert dataset.groups is not None
     counts = dataset.groups.bincount(minlength=len(dataset.group_names))
     kept = counts >= smallest
@@ -120,7 +120,6 @@ def without_small(dataset: Dataset, smallest: int) -> Dataset:
 
 
 def _rows(dataset: Dataset, kept: Tensor) -> Dataset:
-    """Some of its points."""
     return dataset._replace(
         x=dataset.x[kept],
         y=dataset.y[kept],

@@ -1,7 +1,7 @@
-"""Named data sets: find or fetch the official files, read them strictly, check them once.
+"""Data sets by name: find or download the files, read them strictly, check them once.
 
-A set is one pool of points. The official test points are marked in `held_out`, not set apart,
-because the split protocols of this line of work pool both files before dealing points to clients.
+A set is one pool of points. Official test points are only marked (`held_out`), because the split
+protocols of the literature pool both files before they split the points between clients.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ _DESCRIPTIONS = {
     "table:PATH": "your table (.csv, .parquet): --target COLUMN, --client COLUMN",
     "npz:PATH": "your arrays (.npz): X and y, and client where it says whose points they are",
     "synthetic-linear": "linear regression, coefficients differ by client; exact posterior known",
-    "synthetic-regression": "smooth non-linear regression, one function a client",
+    "synthetic-regression": "smooth non-linear regression, one function per client",
     "synthetic-hoelder": "functions of smoothness beta on curved data of some dimension; write "
     "synthetic-hoelder:beta=1,dimension=2,points=1000 for others",
 }
 
 
 def names() -> dict[str, str]:
-    """Every name `load` knows, with one line about it."""
+    """Every name that `load` knows, with a description."""
     return dict(_DESCRIPTIONS)
 
 
 IMAGES = ("image-folder:", "medmnist:")
-"""Beginnings of names that take a path; what lies there is embedded, or becomes raw pixels."""
+"""Prefixes of image data; the images are embedded, or become raw pixels."""
 
 
 def has_images(name: str, embedding: Embedding = "auto") -> bool:
-    """Whether the points of a set are [channels, height, width], and not rows of features."""
+    """Whether points are [channels, height, width] rather than rows of features."""
     return name == cifar.NAME or (name.startswith(IMAGES) and embedding == "none")
 
 
 def embedding_for(name: str, embedding: Embedding) -> Embedding:
-    """What `auto` means for a set of images on this machine; of no meaning to other sets."""
+    """Resolve `auto` for a set of images; other sets ignore it."""
     return networks.choose(embedding) if name.startswith(IMAGES) else embedding
 
 
@@ -85,11 +85,11 @@ def load(
     partial: bool = False,
     reading: Settings | None = None,
 ) -> Dataset:
-    """The named set, checked; of some of its classes, if they are given by name or number.
+    """The named set, checked; only some classes where they are given by name or number.
 
-    `seed` and `clients` matter to synthetic sets only, `reading` to tables and .npz. What follows
-    `classes` otherwise matters to sets of images: `labels_only` leaves them unread and x empty;
-    `partial` is for a client's own folder, which may lack classes that others have.
+    `seed` and `clients` are for synthetic sets, `reading` for tables and .npz. `embedding`,
+    `bad_images`, `labels_only` and `partial` are for images: `labels_only` leaves them unread and x
+    empty; `partial` is for one client's folder, which may lack classes.
     """
     reading = reading or Settings()
     _check_reading(name, reading)
@@ -134,7 +134,7 @@ def load(
 
 
 def _check_reading(name: str, reading: Settings) -> None:
-    """Settings of tables for something else are a mistake."""
+    """Refuse table settings for other data."""
     if name.startswith("table:") or name in ("table", "npz"):  # the latter are refused next
         return
     given = {key: getattr(reading, key) for key in ("target", "categorical", "ignore")}
@@ -146,7 +146,7 @@ def _check_reading(name: str, reading: Settings) -> None:
 
 
 def look(name: str, data_dir: Path | None) -> npz.Outline | None:
-    """What an .npz file is like, before it is read; None for other data."""
+    """The outline of an .npz file, from its headers; None for other data."""
     return npz.look(_path(name, data_dir)) if name.startswith("npz:") else None
 
 

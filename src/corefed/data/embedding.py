@@ -1,7 +1,7 @@
-"""Features of many images by a frozen network, computed once and kept in the user's cache.
+"""Features of images by a frozen network, computed once and kept in the user's cache.
 
-The key of a cache file is a hash of all names and contents, the network, its weights and the way
-pixels are prepared: features of anything else cannot be taken for these.
+The key of a cache file is a hash of all file names and contents, the network, its weights and the
+preparation of pixels, so that features of other images are never used.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from corefed.settings.config import Embedding
 
 PREPARATION = 1
-"""Grows when pixels reach a network in another way, so that older features are not used."""
+"""Increase it when the preparation of pixels changes, so that older features are not used."""
 
 BATCH = 8
-"""Images a network sees at once; 32 are slower than 8, as they leave the processor's caches."""
+"""Images per batch; 32 are slower than 8, because they exceed the processor's caches."""
 
 LISTED = 3
 """Names of unreadable images in a message."""
@@ -47,7 +47,7 @@ class Features(NamedTuple):
 
 
 class Embedded(NamedTuple):
-    """N points to learn from, one a readable image."""
+    """N points to learn from, one per readable image."""
 
     x: Tensor  # [N, d] float32, or pixels [N, 1 or 3, 32, 32] uint8
     y: Tensor  # [N] int64
@@ -56,7 +56,7 @@ class Embedded(NamedTuple):
 
 
 def embed(images: ImageSet, embedding: Embedding, bad_images: str = "refuse") -> Embedded:
-    """Features of every image; unreadable ones are refused, or left out and counted."""
+    """Features of all images; unreadable ones are refused, or left out and counted."""
     name = networks.choose(embedding)
     found = features(images.pictures, name, refuse=bad_images == "refuse")
     kept = found.readable
@@ -84,7 +84,7 @@ def _check_left(images: ImageSet, y: Tensor, held_out: Tensor | None) -> None:
 
 
 def features(pictures: Pictures, name: str, *, refuse: bool) -> Features:
-    """Of every picture, from the cache or computed."""
+    """Features of all pictures, from the cache or computed."""
     embedder = EMBEDDERS[name]
     path = _cache_path(pictures, name, embedder)
     found = _cached(path, len(pictures.names), embedder) if path is not None else None
@@ -101,7 +101,7 @@ def features(pictures: Pictures, name: str, *, refuse: bool) -> Features:
 
 
 def _unreadable(pictures: Pictures, readable: Tensor) -> str:
-    """How many, which, and why the first one is."""
+    """A sentence: how many, which, and why the first one."""
     bad = (~readable).nonzero().flatten().tolist()
     try:
         with _quiet_decoders():
@@ -121,9 +121,9 @@ def _unreadable(pictures: Pictures, readable: Tensor) -> str:
 
 
 def _computed(pictures: Pictures, name: str, embedder: Embedder, refuse: bool) -> Features:
-    """Batches side by side, one thread each: faster than one batch on all threads.
+    """Batches in parallel, one thread each: faster than one batch on all threads.
 
-    Once a picture is unreadable and that is refused, the others are only tried, not embedded.
+    After an unreadable picture that is refused, the others are only read, not embedded.
     """
     count, threads = len(pictures.names), torch.get_num_threads()
     apply = embedder.build()
@@ -166,7 +166,7 @@ def _computed(pictures: Pictures, name: str, embedder: Embedder, refuse: bool) -
 
 @contextmanager
 def _quiet_decoders() -> Iterator[None]:
-    """Pillow warns of odd metadata, which do not matter here; what does is an error of its own."""
+    """Pillow warns about odd metadata, which do not matter here; real problems are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -180,7 +180,7 @@ def _say(sentence: str) -> None:
 
 
 def _cache_path(pictures: Pictures, name: str, embedder: Embedder) -> Path | None:
-    """None where there is no place to keep features in."""
+    """None where features cannot be kept."""
     if any(find_spec(name) is None for name in ("safetensors", "safetensors.torch", "pooch")):
         return None
     folder = fetch.cache() / "embeddings"
@@ -190,8 +190,8 @@ def _cache_path(pictures: Pictures, name: str, embedder: Embedder) -> Path | Non
 
 
 def _cached(path: Path, count: int, embedder: Embedder) -> Features | None:
-    """What the file holds, if it is whole: lengths, kinds and a hash of the numbers must fit."""
-    from safetensors import SafetensorError, safe_open
+    """The features in the file, if shapes, types and checksum are right."""
+    from safetensors import SafetensorError, safe_open  # only for a cache
 
     if not path.exists():
         return None
@@ -219,8 +219,8 @@ def _checksum(found: Features) -> str:
 
 
 def _keep(path: Path, found: Features) -> None:
-    """Write the file whole or not at all; a run does not fail for want of a cache."""
-    from safetensors.torch import save
+    """Write the file whole or not at all. Without a cache the run goes on."""
+    from safetensors.torch import save  # only for a cache
 
     temporary: Path | None = None
     try:

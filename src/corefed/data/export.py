@@ -1,7 +1,7 @@
-"""A split on disk, one file a client: to try a real federation on data dealt as in a simulation.
+"""Write a split to disk, one file per client, for a real federation on simulated clients.
 
-client-I.npz has X_train, y_train, X_test and y_test: the very numbers that client I of a simulation
-trains on, before they are scaled. Those of a table are features, with missing numbers filled in.
+client-I.npz has X_train, y_train, X_test and y_test of client I, before scaling. Rows of a table
+are features, with missing numbers filled in.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from corefed.data.partition import Split
 
 
 def write(dataset: Dataset, splits: Sequence[Split], folder: Path) -> None:
-    """All clients' files, or none, into a folder that is new or empty."""
+    """Write all clients' files, or none, into a new or empty folder."""
     files.refuse_existing(folder, "name a new folder for the clients' data")
     files.write_folder(folder, _contents(dataset, splits))
 
 
 def _contents(dataset: Dataset, splits: Sequence[Split]) -> Iterator[tuple[str, bytes]]:
-    """One at a time, since all of them together may be large."""
+    """One at a time, because together they may be large."""
     filled = scaling.fit(dataset, splits, "unit", ()) if dataset.layout is not None else None
 
     def features(rows: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""Find the official files of a data set where the user has them; else fetch and check them."""
+"""Find the official files of a data set, or download and check them."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,28 +15,28 @@ CACHE_VARIABLE = "COREFED_CACHE"
 
 
 def roots(data_dir: Path | None) -> Iterator[Path]:
-    """Folders that a user named for data: data_dir, then $COREFED_DATA; each must exist."""
+    """The user's data folders: data_dir, then $COREFED_DATA; each must exist."""
     variable = os.environ.get(DATA_VARIABLE)
     named = [data_dir] if data_dir is not None else []
     named += [Path(variable)] if variable else []
     for root in named:
         if not root.is_dir():
-            # A mistyped folder must not turn into a silent download.
+            # A mistyped folder must not cause a silent download.
             raise UserError(f"The data folder {root} does not exist; create it, or correct it.")
         yield root
 
 
 def cache() -> Path:
-    """Where downloads and computed features are kept: $COREFED_CACHE, or the user's cache."""
+    """The folder of downloads and computed features: $COREFED_CACHE, or the user's cache."""
     if os.environ.get(CACHE_VARIABLE):
         return Path(os.environ[CACHE_VARIABLE])
-    import pooch
+    import pooch  # only where there is no variable
 
     return Path(pooch.os_cache("corefed"))
 
 
 def find_path(path: str, data_dir: Path | None) -> Path:
-    """What the user named, as it is written or else under data_dir or $COREFED_DATA."""
+    """The path as written, or else under data_dir or $COREFED_DATA."""
     given = Path(os.path.expanduser(path))
     places = [given]
     if not given.is_absolute() and not given.exists():
@@ -50,7 +51,7 @@ def find_path(path: str, data_dir: Path | None) -> Path:
 
 
 def locate(name: str, file: str, url: str, md5: str, data_dir: Path | None, download: bool) -> Path:
-    """Look in data_dir, $COREFED_DATA and the user's cache, in this order; else fetch the file."""
+    """Look in data_dir, $COREFED_DATA and the user's cache, in this order; else download."""
     for root in roots(data_dir):
         if (root / name / file).exists():
             return root / name / file
@@ -69,8 +70,17 @@ def locate(name: str, file: str, url: str, md5: str, data_dir: Path | None, down
     return _download(url, folder / file, md5, place)
 
 
+def check_md5(content: bytes, md5: str, where: str) -> None:
+    actual = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if actual != md5:
+        raise UserError(
+            f"{where} is corrupt or not the official file: its MD5 is {actual}, expected {md5}. "
+            "Delete it, or fetch it again."
+        )
+
+
 def _download(url: str, target: Path, md5: str, place: str) -> Path:
-    import pooch
+    import pooch  # only for downloads
 
     try:
         with bars(keep=True) as shown:
@@ -82,7 +92,7 @@ def _download(url: str, target: Path, md5: str, place: str) -> Path:
 
 
 class _Bar:
-    """What pooch asks of a progress bar. It sets `total`, in bytes."""
+    """The progress bar that pooch calls. It sets `total`, in bytes."""
 
     def __init__(self, shown: Bars, title: str) -> None:
         self._shown, self._title = shown, title

@@ -1,4 +1,4 @@
-"""Which points of a client are kept for testing."""
+"""Draw the test points of a client."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from corefed.data.dataset import Dataset
 
 
 def draw(dataset: Dataset, fraction: float, seed: int) -> Tensor:
-    """[n] bool, the test points: evenly spaced along the points in random order, sorted by class.
+    """[n] bool: the test points, evenly spaced along the shuffled points sorted by class.
 
-    So each class gives its part, give or take one point, and the parts do not all round alike. A
-    class keeps a point to train on.
+    Each class contributes its share within one point, and the shares do not all round the same way.
+    Every class keeps a training point.
     """
     n = len(dataset.y)
     generator = rng.generator(seed, 0, 0, "test split")

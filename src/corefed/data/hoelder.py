@@ -1,20 +1,19 @@
-"""Regression functions that are beta-Hoelder-smooth and no smoother, on curved data of dimension d.
+"""Regression functions that are exactly beta-Hoelder-smooth, on a curved surface of dimension d.
 
-The setting of the paper's rates: a client's inputs x lie on a d-dimensional surface inside
-R^ambient, and y = f_i(u) + noise, u in [0, 1]^d the place on the surface. A function is a sum of
+The setting of the paper's rates: inputs x lie on a d-dimensional surface in R^ambient, and
+y = f_i(u) + noise, where u in [0, 1]^d is the position on the surface. A function is a sum over
 scales,
 
     f(u) = a sum_j ratio^(-beta j) g_j(ratio^j u),     |g_j| <= 1,
 
-each g_j a smooth interpolation of independent signs on a lattice with a random offset. All
-ratio^(d j) cells of scale j carry an independent coefficient of size ratio^(-beta j): the functions
-from which minimax lower bounds are made, so that no estimator learns them at a better rate than
-n^(-2 beta / (2 beta + d)). Levels go up to a finest one, below which f is smoother than said.
+where each g_j interpolates independent signs on a lattice with a random offset. Minimax lower
+bounds are proved with such functions: no estimator has a better rate than n^(-2 beta / (2 beta +
+d)). Below the finest scale f is smoother than beta.
 
     f_i = sqrt(1 - own) shared + sqrt(own) own_i,   each of variance 1 over draws of the function.
 
-Points are drawn in order: the first n of a client are the same whatever the number of points, and
-so are its test points and its function.
+The first n points of a client, its test points and its function do not depend on the number of
+points.
 """
 
 from __future__ import annotations
@@ -33,13 +32,15 @@ Array = npt.NDArray[np.float64]
 
 NAME = "synthetic-hoelder"
 RATIO = 1.5
-"""Of one scale to the next: at 2 the error falls in visible steps, 2^(2 beta + d) in n apart."""
+"""From one scale to the next. At 2 the error falls in visible steps, 2^(2 beta + d) apart in n."""
 FINEST, CELLS = 1024, 1 << 17
-"""Cells of the finest scale: along one side at most, and altogether."""
+"""Largest numbers of cells at the finest scale: along one side, and in all."""
 SMOOTHEST = 3.0
-"""Interpolation has a second derivative that is Lipschitz: g_j is 3-smooth."""
+"""The interpolation has a Lipschitz second derivative: g_j is 3-smooth."""
+MEAN_SQUARE = 181 / 231
+"""int_0^1 s(t)^2 + (1 - s(t))^2 dt of the step s: E g^2 along one coordinate."""
 LARGEST = 1 << 28
-"""Numbers in all clients' inputs together, 1 GiB: checked before anything is drawn."""
+"""Numbers in all clients' inputs together: 1 GiB."""
 _PURPOSE = 0x40E1
 _FUNCTION, _POINTS, _TEST, _SURFACE = 0, 1, 3, 4
 _POINTS_NOISE, _TEST_NOISE = 33, 35
@@ -47,22 +48,22 @@ _POINTS_NOISE, _TEST_NOISE = 33, 35
 
 
 class HoelderSetting(NamedTuple):
-    """What a name such as synthetic-hoelder:beta=1,dimension=2,points=1000 says."""
+    """The settings in a name such as synthetic-hoelder:beta=1,dimension=2,points=1000."""
 
     beta: float = 1.0
     """Smoothness (beta)."""
     dimension: int = 2
-    """Of the surface that the data lie on (Lambda)."""
+    """Of the surface (Lambda)."""
     ambient: int = 10
     """Of the inputs (s_0)."""
     points: int = 1000
-    """Training points of a client (n)."""
+    """Training points per client (n)."""
     test: int = 1000
-    """Test points of a client."""
+    """Test points per client."""
     noise: float = 0.3
     """Standard deviation of y around f_i (sigma_epsilon); f_i has about 1."""
     own: float = 0.5
-    """Part of a function's variance that is the client's own."""
+    """Share of a function's variance that is the client's own."""
 
 
 class HoelderRegression(NamedTuple):
@@ -77,7 +78,7 @@ class HoelderRegression(NamedTuple):
 
 
 def parse(name: str) -> HoelderSetting:
-    """The setting behind a data set's name; what is not said is as by default."""
+    """The settings in a data set's name; the others have their defaults."""
     kind, _, written = name.partition(":")
     given: dict[str, Any] = {}
     for part in filter(None, written.split(",")):
@@ -97,13 +98,13 @@ def parse(name: str) -> HoelderSetting:
 
 
 def name_of(setting: HoelderSetting) -> str:
-    """The name that `parse` reads: only what differs from the defaults."""
-    said = [
+    """The name that `parse` reads, with what differs from the defaults."""
+    changed = [
         f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in setting._asdict().items()
         if value != HoelderSetting._field_defaults[key]
     ]
-    return ":".join((NAME, ",".join(said))) if said else NAME
+    return ":".join((NAME, ",".join(changed))) if changed else NAME
 
 
 def draw(setting: HoelderSetting, clients: int, seed: int) -> HoelderRegression:
@@ -124,26 +125,18 @@ def draw(setting: HoelderSetting, clients: int, seed: int) -> HoelderRegression:
     xs, signals, ys = [], [], []
     for client in range(clients):
         own = Scales.draw(beta, dimension, _generator(seed, client + 1, _FUNCTION))
-        draws = {
-            purpose: _generator(seed, client + 1, purpose)
-            for purpose in (_POINTS, _TEST, _POINTS_NOISE, _TEST_NOISE)
-        }
-        u = np.concatenate(
-            [
-                draws[_POINTS].uniform(0, 1, (setting.points, dimension)),
-                draws[_TEST].uniform(0, 1, (setting.test, dimension)),
-            ]
-        )
-        noise = np.concatenate(
-            [
-                draws[_POINTS_NOISE].standard_normal(setting.points),
-                draws[_TEST_NOISE].standard_normal(setting.test),
-            ]
-        )
+        us, noises = [], []
+        for size, points, noise in (
+            (setting.points, _POINTS, _POINTS_NOISE),
+            (setting.test, _TEST, _TEST_NOISE),
+        ):
+            us.append(_generator(seed, client + 1, points).uniform(0, 1, (size, dimension)))
+            noises.append(_generator(seed, client + 1, noise).standard_normal(size))
+        u = np.concatenate(us)
         signal = weights[0] * shared.at(u) + weights[1] * own.at(u)
         xs.append(surface.at(u))
         signals.append(signal)
-        ys.append(signal + setting.noise * noise)
+        ys.append(signal + setting.noise * np.concatenate(noises))
     held_out = torch.arange(count) >= setting.points
     return HoelderRegression(
         x=_single(np.concatenate(xs)),
@@ -175,13 +168,12 @@ class Scales(NamedTuple):
     def amplitudes(self) -> Array:
         """a ratio^(-beta j), so that the variance of f(u) over the signs is 1 on average over u."""
         sizes: Array = np.power(RATIO, -self.beta * np.arange(len(self.signs)), dtype=np.float64)
-        each = _mean_square() ** self.signs[0].ndim  # E g_j(u)^2
+        each = MEAN_SQUARE ** self.signs[0].ndim  # E g_j(u)^2
         amplitudes: Array = sizes / math.sqrt(each * float((sizes**2).sum()))
         return amplitudes
 
     @property
     def bound(self) -> float:
-        """sum_j of the amplitudes."""
         return float(self.amplitudes.sum())
 
     def at(self, u: Array) -> Array:
@@ -194,7 +186,7 @@ class Scales(NamedTuple):
 
 
 class Surface(NamedTuple):
-    """u -> Q (c (2 u - 1), h(u)): a graph over [-1, 1]^d, turned; its dimension is d exactly."""
+    """u -> Q (c (2 u - 1), h(u)): a graph over [-1, 1]^d, rotated; it has dimension d."""
 
     turn: Array  # [ambient, ambient] orthogonal
     frequencies: Array  # [d, ambient - d]
@@ -208,20 +200,20 @@ class Surface(NamedTuple):
         return cls(turn, frequencies, rng.uniform(0, 2 * math.pi, rest))
 
     def at(self, u: Array) -> Array:
-        flat = math.sqrt(3) * (2 * u - 1)  # variance 1 a coordinate
+        flat = math.sqrt(3) * (2 * u - 1)  # variance 1 per coordinate
         bent = math.sqrt(2) * np.sin(u @ self.frequencies + self.phases)
         points: Array = np.concatenate([flat, bent], 1) @ self.turn.T
         return points
 
 
 def sides(dimension: int) -> list[float]:
-    """Cells along a side at each scale, 1 to the finest."""
+    """Cells along a side, per scale."""
     finest = min(FINEST, CELLS ** (1 / dimension))
     return [RATIO**j for j in range(1 + math.floor(math.log(finest) / math.log(RATIO)))]
 
 
 def _interpolate(values: Array, at: Array) -> Array:
-    """Values on the integers of R^d, smoothly between: [n] at points [n, d]."""
+    """[n] values at points [n, d], interpolated between those on the integer lattice."""
     low = np.floor(at).astype(np.int64)
     share = _step(at - low)
     total = np.zeros(len(at))
@@ -232,14 +224,9 @@ def _interpolate(values: Array, at: Array) -> Array:
 
 
 def _step(t: Array) -> Array:
-    """From 0 to 1 with two derivatives that vanish at both ends."""
+    """From 0 to 1; its first two derivatives vanish at both ends."""
     step: Array = t**3 * (10 + t * (6 * t - 15))
     return step
-
-
-def _mean_square() -> float:
-    """int_0^1 s(t)^2 + (1 - s(t))^2 dt of the step s: E g^2 along one coordinate."""
-    return 181 / 231
 
 
 def _generator(seed: int, stream: int, purpose: int) -> np.random.Generator:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.data.fetch import locate
+from corefed.data.fetch import check_md5, locate
 
 
 class Mirror(NamedTuple):
@@ -55,7 +54,7 @@ IDX_SOURCES = {
 
 
 def load(name: str, data_dir: Path | None, download: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """x [N, pixels] in 0..1, y [N], and which points are the official test ones."""
+    """x [N, pixels] in 0..1, y [N], and which points are the official test points."""
     source = IDX_SOURCES[name]
     found = [
         (locate(name, file, source.mirror + file, md5, data_dir, download), md5)
@@ -80,19 +79,14 @@ def load(name: str, data_dir: Path | None, download: bool) -> tuple[Tensor, Tens
 def read_idx(path: Path, md5: str, dimensions: int) -> npt.NDArray[np.uint8]:
     """One gzipped IDX file of unsigned bytes: magic 0 0 8 D, D big-endian sizes, then the bytes.
 
-    Nothing is repaired: a file that is not exactly what its header says is an error, and it is
-    left as it is, because it may be the user's only copy.
+    A file that differs from its header is an error. It is left as it is, because it may be the
+    user's only copy.
     """
     try:
         compressed = path.read_bytes()
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror}.") from error
-    actual = hashlib.md5(compressed, usedforsecurity=False).hexdigest()
-    if actual != md5:
-        raise UserError(
-            f"{path} is corrupt or not the official file: its MD5 is {actual}, expected {md5}. "
-            "Delete it, or fetch it again."
-        )
+    check_md5(compressed, md5, str(path))
     try:
         content = gzip.decompress(compressed)
     except (OSError, EOFError, zlib.error) as error:

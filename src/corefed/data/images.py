@@ -1,9 +1,9 @@
-"""Folders of images as a hospital has them: found and checked.
+"""Find and check the images in a folder.
 
     PATH/train/CLASS/*, PATH/test/CLASS/*    test images stay test images; val/ joins train/
-    PATH/CLASS/*                             the partition sets a fifth aside
+    PATH/CLASS/*                             the partition holds a fifth out
 
-A class folder may have folders inside. Hidden files and folders are no part of the data.
+A class folder may have subfolders. Hidden files and folders are ignored.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 from corefed.base.errors import UserError
 from corefed.data.pictures import ENDINGS, ImageSet, Pictures, digest, read, require_pillow
 
-HIDDEN = (".", "__MACOSX")  # the second is what a Mac adds to an archive
+HIDDEN = (".", "__MACOSX")  # macOS adds the second to archives
 TRAIN, VALIDATION, TEST = "train", ("val", "valid", "validation"), "test"
 PARTS = (TRAIN, *VALIDATION, TEST)
 
 
 def find(root: Path, *, partial: bool = False) -> ImageSet:
-    """List the images under `root` and check that every class has some."""
+    """The images under `root`; every class must have some."""
     require_pillow()
     if not root.is_dir():
-        raise UserError(f"{root} is a file; image-folder needs a folder with a folder a class.")
+        raise UserError(f"{root} is a file; image-folder needs a folder with one folder per class.")
     parts = _parts(root)
     classes = {name: _subfolders(folder) for name, folder in parts.items()}
     _check_classes(root, classes, partial)
@@ -54,7 +54,7 @@ def find(root: Path, *, partial: bool = False) -> ImageSet:
 
 
 def list_folder(folder: Path) -> tuple[list[str], list[Path]]:
-    """Names of the folders, and the images, that lie in a folder itself."""
+    """Names of the subfolders, and the images, directly in a folder."""
     entries = _entries(folder)
     files = sorted(Path(entry.path) for entry in entries if not _is_folder(entry))
     below = sorted(entry.name for entry in entries if _is_folder(entry))
@@ -62,14 +62,13 @@ def list_folder(folder: Path) -> tuple[list[str], list[Path]]:
 
 
 def pictures(root: Path, files: list[Path]) -> Pictures:
-    """Images by their paths."""
     require_pillow()
     names = [path.relative_to(root).as_posix() for path in files]
     return Pictures(str(root), names, lambda: digest(files, names), lambda i: read(files[i]))
 
 
 def _parts(root: Path) -> dict[str, Path]:
-    """Folders that hold class folders: train, (val,) test in this order, or the root itself."""
+    """The folders that hold class folders: train, (val,) test in this order, or the root."""
     below = _subfolders(root)
     found = {name.lower(): name for name in below if name.lower() in PARTS}
     if TRAIN not in found and TEST not in found:
@@ -86,7 +85,7 @@ def _parts(root: Path) -> dict[str, Path]:
 
 
 def _check_classes(root: Path, classes: dict[str, dict[str, Path]], partial: bool) -> None:
-    """Two classes or more, the same ones to train on and to test on; of a part, any to train on."""
+    """At least two classes, the same for training and test; a `partial` folder may have fewer."""
     names: dict[str, set[str]] = {TRAIN: set(), TEST: set()}
     for part, own in classes.items():
         names[TEST if part.lower() == TEST else TRAIN] |= own.keys()
@@ -111,7 +110,7 @@ def _subfolders(folder: Path) -> dict[str, Path]:
 
 
 def _images(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Images at any depth and the other files, each sorted by path."""
+    """Images at any depth, and the other files, sorted by path."""
     images: list[Path] = []
     others: list[Path] = []
     ancestors = {_identity(path) for path in (folder, *folder.absolute().parents)}
@@ -133,7 +132,7 @@ def _walk(folder: Path, ancestors: set[tuple[int, int]]) -> Iterator[Path]:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What a folder holds, without hidden files and folders."""
+    """The entries of a folder that are not hidden."""
     try:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if not entry.name.startswith(HIDDEN)]

@@ -1,11 +1,11 @@
-"""Read a file of new points as a trained network sees them: to predict, or to join later.
+"""Read new points for a trained network: to predict them, or to train a newcomer.
 
-    trained on arrays     an .npz with X and, where it is there, y; an .npy
+    trained on arrays     an .npz with X and perhaps y; an .npy
     trained on a table    a .csv, .tsv or .parquet with the same columns, in any order
-    trained on images     a folder with a folder a class, or of images
+    trained on images     a folder of images, or with one folder per class
 
-An .npz without X may have X_test and X_train: the former is predicted, the latter trained on. A
-point is made ready by what was fixed on training points alone (`preparation.py`).
+An .npz without X may have X_test, which is predicted, and X_train, which is trained on. Points are
+scaled by what was fixed on training points (`preparation.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Inputs(NamedTuple):
     """n points of one client."""
 
     x: Tensor  # [n, *shape] float32, ready for the network
-    y: Tensor | None  # [n] class indices, or [n, d] targets in their own unit; None: not there
-    ids: tuple[str, ...]  # [n] what names a row: the value of an identifying column, or its number
-    notes: tuple[str, ...]  # what whoever reads predictions should know
-    preparation: Preparation  # as given, or with the scale of a client that is new
+    y: Tensor | None  # [n] class indices, or [n, d] targets in their own unit; None: none
+    ids: tuple[str, ...]  # [n] the value of an identifying column, or the row number
+    notes: tuple[str, ...]  # for readers of the predictions
+    preparation: Preparation  # as given, or with the scale of a new client
 
 
 def read(
@@ -40,10 +40,10 @@ def read(
     target_wanted: bool = False,
     memory_mb: int = 4096,
 ) -> Inputs:
-    """All points of the file, for a client; y is refused where it has a class that is not known.
+    """All points of the file, for a client; unknown classes in y are refused.
 
-    `target_wanted`: for training, so that a file without a target is refused. Where scales are the
-    clients' own and this client is new, its scale is that of these points.
+    With `target_wanted`, for training, a file without a target is refused. Where clients have their
+    own scales, the scale of a new client is that of these points.
     """
     if not path.exists():
         raise UserError(f"There is no {path}; give a file of points to read.")

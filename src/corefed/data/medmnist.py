@@ -1,4 +1,4 @@
-"""MedMNIST's files: {train,val,test}_{images,labels} in one .npz, read strictly.
+"""MedMNIST files: {train,val,test}_{images,labels} in one .npz, read strictly.
 
 Images are uint8 [N, s, s] or [N, s, s, 3], labels whole numbers [N, 1]. Validation images join the
 training images.
@@ -20,12 +20,11 @@ from corefed.data.pictures import ImageSet, Pictures, require_pillow, rgb
 
 PARTS = ("train", "val", "test")
 LABELS: dict[str, tuple[str, ...]] = {"octmnist": ("cnv", "dme", "drusen", "normal")}
-"""Names of the classes, which the files lack: choroidal neovascularization, diabetic macular edema,
-drusen, normal. Other sets' classes are numbers."""
+"""Names of the classes, which the files lack. Other sets' classes are numbers."""
 
 
 def find(path: Path, memory_mb: int) -> ImageSet:
-    """The images of a file, in memory, after its sizes are checked."""
+    """The images of a file, in memory; its sizes are checked first."""
     require_pillow()
     stored = _arrays(path, memory_mb)
     images = [stored[f"{part}_images"] for part in PARTS]
@@ -82,7 +81,7 @@ def _check_shapes(shapes: dict[str, tuple[int, ...]], path: Path) -> None:
             raise UserError(f"{part}_images in {path} is empty.")
         if labels[1:] not in ((), (1,)):
             raise UserError(
-                f"{part}_labels in {path} has shape {labels}; only one label an image is known."
+                f"{part}_labels in {path} has shape {labels}; it must be one label per image."
             )
         if labels[0] != images[0]:
             raise UserError(f"{path} has {labels[0]} {part} labels for {images[0]} images.")

@@ -1,8 +1,8 @@
-"""Arrays in memory as a pool of points that clients own: what `corefed.Federation` is fitted to.
+"""Arrays in memory as a federation: what `corefed.Federation` is fitted to.
 
-Whole numbers, text and truth values in y are classes, floating-point numbers are targets of a
-regression; `task` may say otherwise. Points that are not given for testing are held out client by
-client, by the rule and the seed of a run, as a client of a real federation does it.
+Whole numbers, text and booleans in y are classes, floating-point numbers are regression targets,
+unless `task` says otherwise. Without given test points, each client holds out some of its own, as
+in a real federation.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ Clients = Mapping[Any, Sequence[Any]]
 
 
 class GivenPoints(NamedTuple):
-    """Points of all clients, before a seed says which are held out."""
+    """Points of all clients, before test points are drawn."""
 
-    names: list[Any]  # as they were given: text or whole numbers
+    names: list[Any]  # as given: text or whole numbers
     dataset: Dataset
-    classes: Array  # as they were given, in the order of the network's outputs; empty: regression
+    classes: Array  # as given, in the order of the network's outputs; empty: regression
     trained: list[Tensor]  # rows of each client
-    tested: list[Tensor] | None  # None: a part of the rows above is held out
+    tested: list[Tensor] | None  # None: drawn from the rows above
 
     def splits(self, fraction: float, seed: int) -> list[Split]:
-        """Training and test points of each client."""
         if self.tested is not None:
             pairs = zip(self.trained, self.tested, strict=True)
             return [Split(train, test) for train, test in pairs]
@@ -52,7 +51,7 @@ class GivenPoints(NamedTuple):
 
 
 def gather(given: Clients, test: Clients | None, task: str) -> GivenPoints:
-    """All clients' arrays, checked and put one after the other."""
+    """Check all clients' arrays and concatenate them."""
     names = _names(given)
     for name in test or ():
         if name not in given:
@@ -86,7 +85,7 @@ def gather(given: Clients, test: Clients | None, task: str) -> GivenPoints:
 
 
 def federate(pool: GivenPoints, run: Run, fraction: float) -> FederatedData:
-    """The clients of every seed side by side."""
+    """The clients of all seeds, stacked."""
     scale = run.scale
     if scale == "auto":
         scale = "standard" if run.model == "cnn" else "unit"
@@ -99,18 +98,18 @@ def federate(pool: GivenPoints, run: Run, fraction: float) -> FederatedData:
             raise UserError("No client has points enough to test on; give some as test=.")
         data = clients.federate(pool.dataset, splits, scale=scale, memory_mb=bound, names=names)
         if pool.tested is None:
-            said = f"{fraction:.0%} of each client's points are held out for testing"
-            data = data._replace(notes=(*data.notes, said))
+            note = f"{fraction:.0%} of each client's points are held out for testing"
+            data = data._replace(notes=(*data.notes, note))
         many.append(data)
     return many[0] if len(many) == 1 else clients.stack(many)
 
 
 def points(x: Any, where: str, shape: tuple[int, ...] | None = None) -> Tensor:
-    """Points [n, ...] in float32, checked; of a shape, flat where that has as many features."""
+    """Points [n, ...] in float32, checked; flat points are reshaped to `shape`."""
     array = _numbers(x, where)
     if array.ndim < 2:
         raise UserError(
-            f"{where} has shape {array.shape}; it must have a row a point: write one point as "
+            f"{where} has shape {array.shape}; it must have one row per point: write one point as "
             "X.reshape(1, -1), one feature as X.reshape(-1, 1)."
         )
     if len(array) == 0:
@@ -121,8 +120,13 @@ def points(x: Any, where: str, shape: tuple[int, ...] | None = None) -> Tensor:
                 f"{where} has points of shape {array.shape[1:]}, not {shape} as all others have."
             )
         array = array.reshape(len(array), *shape)
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and refused
-        found = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).clone()
+    return as_floats(array, where)
+
+
+def as_floats(array: Array, where: str) -> Tensor:
+    """A copy in float32; NaN and infinite numbers are refused."""
+    with np.errstate(over="ignore"):  # numbers that are too large become infinite
+        found = torch.from_numpy(np.array(array, dtype=np.float32, order="C"))
     bad = ~found.isfinite().flatten(1).all(1)
     if bool(bad.any()):
         raise UserError(
@@ -130,11 +134,6 @@ def points(x: Any, where: str, shape: tuple[int, ...] | None = None) -> Tensor:
             f"{int(bad.nonzero()[0])}; fill them in, or leave those points out."
         )
     return found
-
-
-def labels_of(different: Array) -> tuple[str, ...]:
-    """How classes are called in files."""
-    return tuple(class_names.name_of(value) for value in different.tolist())
 
 
 def _names(given: object) -> list[Any]:
@@ -150,7 +149,7 @@ def _names(given: object) -> list[Any]:
 
 
 def _parts(name: Any, given: Any, test: Clients | None) -> Sequence[Any]:
-    """X, y and, where there are test points, X_test, y_test."""
+    """X, y, and X_test, y_test where there are any."""
     if not isinstance(given, tuple | list) or len(given) not in (2, 4):
         raise UserError(
             f"Client {name!r} must have a tuple (X, y), or (X_train, y_train, X_test, y_test)."
@@ -178,7 +177,7 @@ def _array(values: Any, where: str) -> Array:
 
 def _numbers(values: Any, where: str) -> Array:
     array = _array(values, where)
-    if array.dtype == object:  # such as a table of columns of several types
+    if array.dtype == object:  # such as a table with columns of several types
         with suppress(TypeError, ValueError):
             array = array.astype(np.float64)
     if array.dtype.kind not in "fiub":
@@ -195,7 +194,7 @@ def _column(values: Any, where: str, count: int) -> Array:
 
 
 def _targets(ys: list[Array], task: str) -> tuple[Tensor, Array, tuple[str, ...]]:
-    """y as a network learns it; the classes, and their names in files, or none of a regression."""
+    """y as a network learns it; the classes and their names, both empty for a regression."""
     kinds = {"U" if y.dtype.kind in "OUS" else "f" if y.dtype.kind == "f" else "i" for y in ys}
     if task == "regression" or (task == "auto" and kinds == {"f"}):
         return _regression(ys), np.empty(0), ()
@@ -208,7 +207,7 @@ def _targets(ys: list[Array], task: str) -> tuple[Tensor, Array, tuple[str, ...]
         )
     flat = [y.reshape(len(y), -1) for y in ys]
     if any(each.shape[1] != 1 for each in flat):
-        raise UserError("y must have one class a point.")
+        raise UserError("y must have one class per point.")
     pooled = np.concatenate([each[:, 0] for each in flat])
     try:
         missing = bool((pooled != pooled).any()) or any(each is None for each in pooled.tolist())
@@ -221,7 +220,7 @@ def _targets(ys: list[Array], task: str) -> tuple[Tensor, Array, tuple[str, ...]
         raise UserError("y has points without a class (None or NaN); leave them out.")
     if different.dtype == object:
         different = different.astype(str)
-    labels = labels_of(different)
+    labels = tuple(class_names.name_of(value) for value in different.tolist())
     if len(labels) < 2:
         raise UserError(
             f"All points are of class {labels[0]!r}; there must be two classes at least."

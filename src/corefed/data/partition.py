@@ -1,8 +1,8 @@
-"""Deal one pool of points to clients. A split is a pure function of labels (or groups) and a seed.
+"""Split one pool of points between clients: a pure function of labels (or groups) and a seed.
 
-`shards-*` follows the fixed counts of the pFedBayes protocol; every other split divides all points
-among the clients and sets a fifth of each client's points aside for testing, unless the data come
-with test points that must stay apart.
+`shards-*` has the fixed counts of the pFedBayes protocol. Every other partition splits all points,
+and holds out a fifth of each client's points for testing, unless the data have test points of their
+own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPECS = {
     "natural": "natural",
     "shared-normal": "shared-normal",
 }
-"""Name of a partition -> how to write it."""
+"""Partition -> how to write it."""
 
 _PROTOCOL = {"small": (50, 950), "medium": (200, 800), "large": (900, 300)}
 
@@ -45,11 +45,11 @@ SHARD_COUNTS = {
     "digits": {"small": (5, 29), "medium": (15, 19), "large": (25, 9)},
 }
 
-TEST_STRIDE = 5  # one point in five is for testing
+TEST_STRIDE = 5  # one point in five is a test point
 MINIMUM_TRAIN, MINIMUM_TEST = 2, 1
 MINIMUM = MINIMUM_TRAIN + MINIMUM_TEST
-DRAWS = 100  # attempts at a random split that leaves every client its minimum
-_PURPOSE = 0x5B117  # keeps these draws apart from other users of the same seed
+DRAWS = 100  # attempts at a random split in which every client has the minimum
+_PURPOSE = 0x5B117  # makes these draws independent of others of the same seed
 _THINNING = 0x7B1A5
 
 
@@ -61,7 +61,7 @@ class Split(NamedTuple):
 
 
 def default_for(dataset_name: str) -> str:
-    """The partition used when none is asked for: non-iid where a protocol defines it."""
+    """The default partition: non-iid where a protocol defines it."""
     if dataset_name.startswith("synthetic-"):
         return "natural"
     counts = SHARD_COUNTS.get(dataset_name, {})
@@ -69,12 +69,11 @@ def default_for(dataset_name: str) -> str:
 
 
 def client_count(spec: str, dataset: Dataset, clients: int) -> int:
-    """How many clients there will be: clients that have names are all of them there."""
+    """The number of clients: all natural clients where they have names."""
     return len(dataset.group_names) if _named(spec, dataset) else clients
 
 
 def client_names(spec: str, dataset: Dataset, clients: int) -> list[str]:
-    """What the clients of a split are called."""
     if _named(spec, dataset):
         return list(dataset.group_names)
     return [f"client {client}" for client in range(clients)]
@@ -85,7 +84,7 @@ def _named(spec: str, dataset: Dataset) -> bool:
 
 
 def split(spec: str, dataset: Dataset, clients: int, seed: int) -> list[Split]:
-    """Deal `dataset` to `clients` as `spec` says; the same arguments give the same split."""
+    """Split `dataset` between `clients`; the same arguments give the same split."""
     name, *arguments = spec.split(":")
     if name not in SPECS:
         hint = did_you_mean(name, SPECS, written=SPECS)
@@ -103,15 +102,15 @@ def split(spec: str, dataset: Dataset, clients: int, seed: int) -> list[Split]:
     by_label = name.startswith("shards-") or name in ("labels", "dirichlet", "shared-normal")
     if by_label and dataset.classes == 0:
         raise UserError(
-            f"Partition {spec!r} deals by label, but {dataset.name} is a regression without "
+            f"Partition {spec!r} splits by label, but {dataset.name} is a regression without "
             "labels; use iid, quantity:A or natural."
         )
 
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([_PURPOSE, seed])))
     pool = _pool(dataset, name)
     if name.startswith("shards-"):
-        dealt = partitioners.shards(name, _shard_counts(name, dataset.name), pool, clients, rng)
-        return [_as_split(train, test) for train, test in zip(*dealt, strict=True)]
+        parts = partitioners.shards(name, _shard_counts(name, dataset.name), pool, clients, rng)
+        return [_as_split(train, test) for train, test in zip(*parts, strict=True)]
     if name != "shared-normal" and clients * MINIMUM > len(pool.labels):
         raise UserError(
             f"{dataset.name} has {len(pool.labels)} points, too few for {clients} clients of at "
@@ -123,9 +122,9 @@ def split(spec: str, dataset: Dataset, clients: int, seed: int) -> list[Split]:
         cap = caps[0] if caps else None
         pieces = partitioners.by_labels(spec, per_client, pool, clients, rng)
     elif name in ("dirichlet", "quantity"):
-        deal = partitioners.dirichlet if name == "dirichlet" else partitioners.quantity
+        cut = partitioners.dirichlet if name == "dirichlet" else partitioners.quantity
         concentration = _concentration(arguments[0], spec)
-        pieces = _redraw(spec, pool, lambda: deal(pool, clients, concentration, rng))
+        pieces = _redraw(spec, pool, lambda: cut(pool, clients, concentration, rng))
     elif name == "natural":
         pieces = _natural(dataset, clients)
     elif name == "shared-normal":
@@ -144,7 +143,7 @@ def split(spec: str, dataset: Dataset, clients: int, seed: int) -> list[Split]:
 
 
 def notes(spec: str, splits: list[Split], dataset: Dataset) -> list[str]:
-    """Sentences about a split that whoever reads its results should know."""
+    """Notes about a split for readers of the results."""
     found = []
     names = _pool(dataset, spec).names
     if spec == "shared-normal" and partitioners.normal_class(names) is None:
@@ -167,7 +166,7 @@ def notes(spec: str, splits: list[Split], dataset: Dataset) -> list[str]:
 
 
 def thin(splits: list[Split], keep: float, seed: int) -> list[Split]:
-    """Each client with ceil(keep n) of its n training points, at random; tests stay as they are."""
+    """Keep a random ceil(keep n) of each client's n training points, and all test points."""
     if keep >= 1:
         return splits
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([_THINNING, seed])))
@@ -180,7 +179,7 @@ def thin(splits: list[Split], keep: float, seed: int) -> list[Split]:
 
 
 def count_classes(splits: list[Split], dataset: Dataset) -> list[list[int]]:
-    """Training points: one row a client, one column a class (one column for regression)."""
+    """Training points: one row per client, one column per class (one for regression)."""
     labels = _labels(dataset)
     return [
         np.bincount(labels[one.train.numpy()], minlength=dataset.classes or 1).tolist()
@@ -189,7 +188,7 @@ def count_classes(splits: list[Split], dataset: Dataset) -> list[list[int]]:
 
 
 def _labels(dataset: Dataset) -> Indices:
-    """The class of each point; a regression is one class, so that both are dealt alike."""
+    """The class of each point; a regression is one class."""
     if dataset.classes == 0:
         return np.zeros(len(dataset.y), dtype=np.int64)
     labels: Indices = dataset.y.numpy()
@@ -197,7 +196,7 @@ def _labels(dataset: Dataset) -> Indices:
 
 
 def _pool(dataset: Dataset, name: str) -> Pool:
-    """Test points stay apart where the data say so, and where the protocol does."""
+    """Test points are marked where the data or the protocol keep them apart."""
     apart = dataset.held_out is not None and (dataset.keep_split or name == "shared-normal")
     return Pool(
         dataset.name,
@@ -235,7 +234,7 @@ def _whole(text: str, spec: str) -> int:
 
 
 def _concentration(text: str, spec: str) -> float:
-    """Shares spread by 1 / sqrt(A): even to 0.1 % at 1e6; below 1e-3 one client takes it all."""
+    """Shares vary by 1 / sqrt(A): 0.1 % at 1e6; below 1e-3 one client gets nearly everything."""
     try:
         number = float(text)
     except ValueError:
@@ -246,7 +245,7 @@ def _concentration(text: str, spec: str) -> float:
 
 
 def _redraw(spec: str, pool: Pool, draw: Callable[[], list[Indices]]) -> list[Indices]:
-    """A draw that leaves every client its minimum; skew must not make an empty client."""
+    """Draw until every client has the minimum."""
     for _ in range(DRAWS):
         pieces = draw()
         if all(_enough(piece, pool) for piece in pieces):
@@ -273,10 +272,10 @@ def _natural(dataset: Dataset, clients: int) -> list[Indices]:
 def _train_and_test(
     points: Indices, pool: Pool, cap: int | None, rng: np.random.Generator
 ) -> Split:
-    """Every fifth point of the label-sorted, shuffled points tests: stratified without rounding.
+    """Hold out every fifth of the shuffled points sorted by label, which stratifies them.
 
-    The random offset keeps labels with fewer than five points from always training. Test points
-    that the data hold out are taken as they are.
+    The offset is random, so that points of rare labels can be test points too. Test points that the
+    data mark are used instead where there are any.
     """
     if pool.held_out is not None:
         is_test = pool.held_out[points]

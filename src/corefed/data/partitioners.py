@@ -1,7 +1,7 @@
-"""How each partition deals the rows of a pool to clients.
+"""One function per partition: split the rows of a pool between clients.
 
-Points of a label are dealt in random order, in contiguous cuts. Where the data come divided into
-training and test points, that order mixes the two evenly, so that every cut has its share of both.
+The points of a label are put in random order and cut into contiguous parts. Where the data have
+test points of their own, the order mixes both kinds evenly, so that every part has its share.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ NORMAL = re.compile(r"normal|healthy|no[_ -].*", re.IGNORECASE)
 
 
 class Pool(NamedTuple):
-    """What a partition may look at."""
+    """The points as a partition sees them."""
 
     name: str  # of the data, for messages
     labels: Indices  # [N] class of each point; a regression is one class
     classes: int
     names: tuple[str, ...]  # of the classes
-    held_out: npt.NDArray[np.bool_] | None  # [N] the test points; None: not divided yet
+    held_out: npt.NDArray[np.bool_] | None  # [N] the test points; None: none are marked
 
 
 def mix(points: Indices, pool: Pool) -> Indices:
-    """The same points in an order whose every stretch has its share of training and test points.
+    """Reorder points so that every stretch has its share of training and test points.
 
-    The r-th of m points of a kind stands at (r + 1/2) / m; a stretch that spans a part p of the
-    whole then has p m of them, give or take one. The order within a kind stays.
+    The r-th of m points of a kind gets position (r + 1/2) / m. A stretch of length p then has p m
+    of them, within one. The order within a kind is kept.
     """
     if pool.held_out is None:
         return points
@@ -64,7 +64,7 @@ def shards(
 ) -> tuple[list[Indices], list[Indices]]:
     """pFedBayes: even clients have the first half of the labels, odd ones the second half.
 
-    Training and test points of each client; `counts` of them a client and label.
+    Returns training and test points per client; `counts` of them per client and label.
     """
     if pool.classes < 2:
         raise UserError(f"Partition {name} needs two labels to alternate; {pool.name} has one.")
@@ -76,19 +76,18 @@ def shards(
         sharers = range(0 if label < first_half else 1, clients, 2)
         if pool.held_out is None:
             mine = _equal(name, label, pool, points, "points", sum(counts), len(sharers))
-            pairs = [(own[: counts[0]], own[counts[0] :]) for own in mine]
+            trained, tested = (
+                [own[: counts[0]] for own in mine],
+                [own[counts[0] :] for own in mine],
+            )
         else:
             held = pool.held_out[points]
-            pairs = list(
-                zip(
-                    _equal(
-                        name, label, pool, points[~held], "training points", counts[0], len(sharers)
-                    ),
-                    _equal(name, label, pool, points[held], "test points", counts[1], len(sharers)),
-                    strict=True,
-                )
+            kinds = ("training points", ~held), ("test points", held)
+            trained, tested = (
+                _equal(name, label, pool, points[kind], what, count, len(sharers))
+                for (what, kind), count in zip(kinds, counts, strict=True)
             )
-        for client, (to_train, to_test) in zip(sharers, pairs, strict=True):
+        for client, to_train, to_test in zip(sharers, trained, tested, strict=True):
             train[client].append(to_train)
             test[client].append(to_test)
     return [np.concatenate(own) for own in train], [np.concatenate(own) for own in test]
@@ -97,7 +96,7 @@ def shards(
 def _equal(
     name: str, label: int, pool: Pool, points: Indices, what: str, each: int, sharers: int
 ) -> list[Indices]:
-    """The first `each` points, the next, ... for every client that shares a label."""
+    """The first `each` points, the next, ..., for the clients that share a label."""
     if len(points) < each * sharers:
         clients = f"{sharers} client{'s' if sharers > 1 else ''}"
         raise UserError(
@@ -113,11 +112,11 @@ def by_labels(
 ) -> list[Indices]:
     if per_client > pool.classes:
         raise UserError(
-            f"Partition {spec!r} asks for {per_client} labels a client; {pool.name} has only "
+            f"Partition {spec!r} asks for {per_client} labels per client; {pool.name} has only "
             f"{pool.classes}."
         )
-    # Each client takes the labels used least so far, ties broken at random: the numbers of
-    # clients of any two labels then never differ by more than one.
+    # Each client takes the least used labels, ties broken at random. The numbers of clients of
+    # any two labels then differ by at most one.
     used = np.zeros(pool.classes, dtype=np.int64)
     owners: list[list[int]] = [[] for _ in range(pool.classes)]
     for client in range(clients):
@@ -146,7 +145,7 @@ def _cut(points: Indices, proportions: npt.NDArray[np.float64]) -> list[Indices]
 def dirichlet(
     pool: Pool, clients: int, concentration: float, rng: np.random.Generator
 ) -> list[Indices]:
-    """Label skew: each label is cut in proportions of its own."""
+    """Label skew: each label has its own proportions."""
     parts = [
         _cut(_points(pool, label, rng), rng.dirichlet(np.full(clients, concentration)))
         for label in np.unique(pool.labels)
@@ -162,10 +161,10 @@ def quantity(
 
 
 def shared_normal(pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Two clients have a class each, in the order of the classes, and half of the normal ones."""
+    """Each of two clients has one class of disease and half of the normal points."""
     if pool.classes != 3:
         raise UserError(
-            f"Partition shared-normal deals three classes, one of them normal; {pool.name} has "
+            f"Partition shared-normal splits three classes, one of them normal; {pool.name} has "
             f"{pool.classes}. Choose three by --set classes=A,B,C, or use labels:C."
         )
     if clients != 2:
@@ -183,7 +182,7 @@ def shared_normal(pool: Pool, clients: int, rng: np.random.Generator) -> list[In
 
 
 def normal_class(names: tuple[str, ...]) -> int | None:
-    """The class whose name says that it is the normal one; None where no name does."""
+    """The class whose name means normal; None where there is none."""
     found = [label for label, name in enumerate(names) if NORMAL.fullmatch(name)]
     if len(found) > 1:
         both = " and ".join(repr(names[label]) for label in found[:2])

@@ -1,7 +1,7 @@
-"""Single images, any size and kind, as opaque 8-bit RGB, upright by their EXIF tag.
+"""Read images of any size and kind as opaque 8-bit RGB, turned upright by their EXIF tag.
 
-Grey is repeated, transparency lies on black, and levels of more than 8 bits are stretched from the
-darkest to the brightest of the image, because a 12-bit scan in a 16-bit file would be black.
+Grey becomes RGB and transparency black. Levels of more than 8 bits are stretched to the range of
+the image, because a 12-bit scan in a 16-bit file would be black.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ FORMATS = {
     "WEBP": (".webp",),
     "PPM": (".pgm", ".ppm", ".pnm"),
 }
-"""Pillow's decoders that may run, none of which starts another program, and their endings."""
+"""Pillow's decoders that are allowed (none starts another program), and their endings."""
 
 ENDINGS = tuple(ending for endings in FORMATS.values() for ending in endings)
 
 
 class UnreadableError(Exception):
-    """An image that cannot be used, and why, in a few words."""
+    """An image cannot be used; the message says why."""
 
 
 class Pictures(NamedTuple):
-    """N images that are read one by one, by several threads at once."""
+    """N images, read one by one; threads may read in parallel."""
 
     where: str  # for messages
     names: Sequence[str]  # [N]
@@ -54,11 +54,11 @@ class Pictures(NamedTuple):
 
 
 class ImageSet(NamedTuple):
-    """Pictures and what is known of them."""
+    """Pictures with labels."""
 
     pictures: Pictures
     y: npt.NDArray[np.int64]  # [N]
-    held_out: npt.NDArray[np.bool_] | None  # [N]; None: not divided into train and test
+    held_out: npt.NDArray[np.bool_] | None  # [N]; None: no test images are marked
     labels: tuple[str, ...]  # names of the classes
     notes: tuple[str, ...] = ()
 
@@ -72,9 +72,9 @@ def require_pillow() -> None:
 def workers(
     threads: int | None = None, begin: Callable[[], None] | None = None
 ) -> Iterator[Executor]:
-    """Threads that stop after what they are at when Ctrl-C is pressed, and before Python ends.
+    """Threads that finish their current call after Ctrl-C.
 
-    A thread inside a tensor operation that outlived Python would abort the process.
+    A thread that is still in a tensor operation when Python ends would abort the process.
     """
     pool = ThreadPoolExecutor(threads, initializer=begin)
     try:
@@ -86,7 +86,7 @@ def workers(
 
 @contextmanager
 def _ignoring_interrupts() -> Iterator[None]:
-    """A second Ctrl-C is not heard: it would end the wait for threads, not the threads."""
+    """A second Ctrl-C is ignored: it would end the wait for threads, not the threads."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -98,7 +98,7 @@ def _ignoring_interrupts() -> Iterator[None]:
 
 
 def digest(files: Sequence[Path], names: Sequence[str]) -> str:
-    """BLAKE2 of every name and content. Dates and sizes would miss an edit in place."""
+    """BLAKE2 of all names and contents. Dates and sizes would miss some edits."""
     whole = hashlib.blake2b(digest_size=32)
     with workers() as pool:
         for name, content in zip(names, pool.map(_content_digest, files), strict=True):
@@ -108,9 +108,9 @@ def digest(files: Sequence[Path], names: Sequence[str]) -> str:
 
 
 def _content_digest(path: Path) -> bytes:
-    """32 bytes; zeros for what cannot be read, which `read` says later, with the reason."""
+    """32 bytes; zeros for an unreadable file, which `read` reports later."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block
             return bytes(32)
         with path.open("rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).digest()
@@ -120,6 +120,7 @@ def _content_digest(path: Path) -> bytes:
 
 def read(path: Path) -> Image.Image:
     """The image as opaque 8-bit RGB, upright."""
+    # Here and below, pillow is an extra.
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -129,7 +130,7 @@ def read(path: Path) -> Image.Image:
             raise UnreadableError("it is empty")
         with Image.open(path, formats=_formats()) as image:
             _check_size(image)
-            # A camera's JPEG may have a preview beside it (MPO), which is not another image.
+            # A camera's JPEG may contain a preview (MPO), which is not another image.
             if getattr(image, "is_animated", False) and image.format != "MPO":
                 raise UnreadableError("it holds several images")
             image.load()
@@ -142,13 +143,13 @@ def read(path: Path) -> Image.Image:
         raise UnreadableError("it is no image that pillow knows") from error
     except OSError as error:
         raise UnreadableError(error.strerror or str(error)) from error
-    except Exception as error:  # a damaged file can make a decoder trip over anything
+    except Exception as error:  # a damaged file can raise anything in a decoder
         raise UnreadableError(f"{type(error).__name__}: {error}") from error
 
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Those that this build of pillow has."""
+    """Those that this build of pillow supports."""
     from PIL import Image
 
     Image.init()
@@ -156,7 +157,7 @@ def _formats() -> tuple[str, ...]:
 
 
 def _check_size(image: Image.Image) -> None:
-    """Before anything is decoded: a small file can claim more pixels than there is memory."""
+    """Checked before decoding: a small file can claim more pixels than fit into memory."""
     from PIL import Image
 
     limit = Image.MAX_IMAGE_PIXELS
@@ -177,7 +178,7 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 def stretch(levels: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    """Levels of any kind as 0 (the darkest) to 255 (the brightest); 0 where all are the same."""
+    """Levels of any type from 0 (darkest) to 255 (brightest); 0 where all are equal."""
     values: npt.NDArray[np.float64] = levels.astype(np.float64)
     if not np.isfinite(values).all():
         raise UnreadableError("it has NaN or infinite levels")
@@ -188,7 +189,7 @@ def stretch(levels: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
 
 
 def square(image: Image.Image, size: int) -> npt.NDArray[np.uint8]:
-    """[3, size, size]: the whole image, squeezed where it is not square, so that nothing is cut."""
+    """[3, size, size]: the whole image, distorted to a square rather than cropped."""
     from PIL import Image
 
     if image.size != (size, size):

@@ -1,7 +1,7 @@
-"""From a point as its owner has it to what a network sees, and from its output back.
+"""Convert points to a network's inputs, and its outputs back to the target's unit.
 
-Everything here was fixed on training points, and is all that a later point needs: it is kept in
-data.json of a run's folder, so that predictions need no training data.
+Everything here is fixed on training points. It is kept in data.json of a run's folder, so that
+predictions need no training data.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from corefed.data.columns import Column, from_dicts
 
 @dataclass(frozen=True)
 class Scale:
-    """Features are (x - mean) / std: one of each for all of them, or one a feature."""
+    """Features are (x - mean) / std: one value for all features, or one per feature."""
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
 
 
 class TargetUnit(NamedTuple):
-    """The own unit of C clients' targets: what a network calls t is mean + std t."""
+    """The unit of C clients' targets: a network's target t is mean + std t in it."""
 
     mean: Tensor  # [C, d] float64
     std: Tensor
@@ -34,7 +34,7 @@ class TargetUnit(NamedTuple):
         return TargetUnit(self.mean[rows], self.std[rows])
 
     def convert(self, prediction: Tensor) -> Tensor:
-        """Means and variances [C, n, 2 d]."""
+        """Means and variances [C, n, 2 d] in the targets' unit."""
         mean, variance = prediction.double().chunk(2, -1)
         shift, factor = self.mean.unsqueeze(1), self.std.unsqueeze(1)
         return torch.cat([mean * factor + shift, variance * factor.square()], -1)
@@ -42,46 +42,46 @@ class TargetUnit(NamedTuple):
 
 @dataclass(frozen=True)
 class Preparation:
-    """How the points of one federation (seed) are made ready."""
+    """How the points of one federation (seed) are prepared."""
 
     shape: tuple[int, ...]
-    """Of a point as the network sees it."""
+    """Of a point, as the network sees it."""
     labels: tuple[str, ...] = ()
     """Names of the classes in the order of the network's outputs; empty for a regression."""
     targets: tuple[str, ...] = ()
-    """Names of what a regression predicts."""
+    """Names of the targets of a regression."""
     mean: tuple[float, ...] = (0.0,)
-    """Features are (x - mean) / std: one of each for all of them, or one a feature."""
+    """Features are (x - mean) / std: one value for all features, or one per feature."""
     std: tuple[float, ...] = (1.0,)
     embedding: str = "none"
-    """The frozen network that images went through."""
+    """The frozen network that made features of images."""
     kind: Literal["array", "table", "images"] = "array"
     """What the points were read from."""
     levels: bool = False
-    """Points were bytes 0..255 of what runs from 0 to 1."""
+    """Points were bytes 0..255 that stand for 0 to 1."""
     columns: tuple[Column, ...] = ()
-    """Of a table: those that features are made of, in the features' order."""
+    """Of a table: the columns of the features, in the features' order."""
     target: str = ""
-    """Of a table: the column that is predicted."""
+    """Of a table: the column to predict."""
     client: str = ""
-    """Of a table: the column that says whose row it is."""
+    """Of a table: the column that names the client of a row."""
     ignored: tuple[str, ...] = ()
-    """Of a table: columns that are left out, such as patients' numbers."""
+    """Of a table: columns that are left out, such as patient numbers."""
     fill: tuple[float, ...] = ()
-    """What stands for a missing number, one a feature: the mean of the training points'. Empty
-    where each feature has a scale, whose mean that is."""
+    """The training mean, which replaces missing numbers, per feature. Empty where each feature has
+    a scale of its own, whose mean replaces them."""
     unseen: tuple[int, ...] = ()
-    """Features (a category, a missing number) that no training point had: they stay 0."""
+    """Features (a category, a missing number) that no training point had; they stay 0."""
     clients: dict[str, Scale] = field(default_factory=dict)
-    """Scales of clients that have one of their own, by name; the others have the common one."""
+    """Client -> its own scale; other clients have the common one."""
     target_mean: tuple[float, ...] = ()
-    """The network's targets are (y - target_mean) / target_std; empty: y itself."""
+    """The network learns (y - target_mean) / target_std; empty: y itself."""
     target_std: tuple[float, ...] = ()
 
     def scale(self, x: Tensor, client: str = "") -> Tensor:
-        """Points [n, *shape] of a client, as read, as the network sees them: in float32.
+        """A client's points [n, *shape] as the network sees them, in float32.
 
-        A missing number is NaN in x; it becomes the mean, which is 0 once features are scaled.
+        A missing number (NaN) becomes the mean, which is 0 after scaling.
         """
         own = self.clients.get(client, Scale(self.mean, self.std))
         if self.fill:
@@ -103,7 +103,7 @@ class Preparation:
         return torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
 
     def standardise(self, y: Tensor) -> Tensor:
-        """Targets [..., d] in their own unit as the network learns them."""
+        """Targets [..., d] as the network learns them."""
         if not self.target_mean:
             return y
         mean, std = self.unit
@@ -114,15 +114,14 @@ class Preparation:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Preparation:
-        """What `to_dict` gave, also after a way through JSON."""
-        given = {name: _tuples(value) for name, value in values.items()}
+        """The inverse of `to_dict`, also after JSON."""
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
         given["columns"] = from_dicts(values.get("columns", ()))
         given["clients"] = {
             name: Scale(tuple(each["mean"]), tuple(each["std"]))
             for name, each in values.get("clients", {}).items()
         }
         return cls(**given)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""What the columns of a table are: one pass over the file that keeps counts, not rows.
+"""Find out what the columns of a table are, in one pass that keeps counts, not rows.
 
-Text is a category, numbers are numbers, unless the user says otherwise; what is neither (dates,
-identifiers, numbers with a few words among them) is refused with what to do about it.
+Text is a category and numbers are numbers, unless the user says otherwise. Dates, identifiers, and
+numbers with a few words among them are refused, with a remedy.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from corefed.data.columns import Column
 from corefed.data.sources import Cells, Source
 
 MOST_CATEGORIES = 50
-"""Of a column: each is a feature, and one that a handful of rows has teaches nothing."""
+"""Per column: each is a feature, and rare ones teach nothing."""
 
 MOST_VALUES = 10_000
-"""Different values that are counted; a column with more is a measurement or an identifier."""
+"""Different values per column that are counted; with more it is no category."""
 
 _DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([ T].*)?"
@@ -33,15 +33,15 @@ Role = Literal["number", "category", "target", "client", "ignored"]
 
 
 class Profile(NamedTuple):
-    """One column, as the whole file has it."""
+    """One column of the whole file."""
 
     name: str
     role: Role
     rows: int
     missing: int
     texts: int  # cells that are neither missing nor a number
-    first_text: tuple[int, str]  # its line, and what it is
-    values: Counter[str]  # different values and how often each occurs; empty above MOST_VALUES
+    first_text: tuple[int, str]  # line and cell
+    values: Counter[str]  # counts of different values; empty above MOST_VALUES
     low: float  # of the numbers; NaN without any
     high: float
     whole: bool  # all numbers are whole
@@ -53,14 +53,14 @@ class Profile(NamedTuple):
 
     @property
     def different(self) -> bool:
-        """No two rows have the same value, as far as values are counted; else they number rows."""
+        """All values differ; above MOST_VALUES, whether they are consecutive whole numbers."""
         counted = len(self.values) == self.present
         numbered = self.whole and not self.texts and self.high - self.low + 1 == self.present
         return self.present > 2 and (counted or (not self.values and numbered))
 
     @property
     def among_numbers(self) -> str:
-        """Of a cell of text, for a sentence."""
+        """The end of a sentence about a cell of text."""
         others = self.texts - 1
         return f"whose other cells are numbers{f' but for {others}' if others else ''}"
 
@@ -70,7 +70,7 @@ class Profile(NamedTuple):
 
 
 class _Tally:
-    """A column's counts so far."""
+    """The counts of a column so far."""
 
     def __init__(self) -> None:
         self.rows = self.missing = self.texts = self.infinite = 0
@@ -119,7 +119,7 @@ class _Tally:
 
 
 def scan(source: Source, roles: dict[str, Role]) -> dict[str, Profile]:
-    """A profile of every column that has a role other than ignored."""
+    """Profiles of all columns that are not ignored."""
     used = [name for name, role in roles.items() if role != "ignored"]
     for name in used:
         if name in source.unfit:
@@ -184,7 +184,7 @@ def make_column(source: Source, own: Profile, categorical: bool, partial: bool =
 
 
 def _check_text(source: Source, own: Profile, where: str) -> None:
-    """Refuse text that is dates, identifiers, or a few words among numbers."""
+    """Refuse dates, identifiers, and a few words among numbers."""
     line, cell = own.first_text
     values = list(own.values) or [cell]
     if sum(bool(_DECIMAL_COMMA.fullmatch(each)) for each in values) * 2 > len(values):

@@ -1,7 +1,4 @@
-"""New points as their files have them, before they are scaled: arrays and images.
-
-Tables are in `raw_table.py`.
-"""
+"""Read new points before scaling: arrays and images; tables are in `raw_table.py`."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from corefed.base import arrays
 from corefed.base.arrays import Array, Header
 from corefed.base.errors import UserError
 from corefed.data import class_names, embedding, images
+from corefed.data.memory import as_floats
 from corefed.data.preparation import Preparation
 
 
@@ -29,7 +27,7 @@ class Raw(NamedTuple):
 
 
 def indices(where: str, names: Sequence[str], preparation: Preparation) -> Tensor:
-    """Names of classes as the network's outputs."""
+    """The network's output for each class name."""
     places = {label: place for place, label in enumerate(preparation.labels)}
     for row, name in enumerate(names):
         if name not in places:
@@ -41,7 +39,7 @@ def indices(where: str, names: Sequence[str], preparation: Preparation) -> Tenso
 
 
 def read_optional(targets: Callable[[], Tensor], wanted: bool) -> tuple[Tensor | None, list[str]]:
-    """What cannot be read is refused where it is wanted, and otherwise a note."""
+    """Targets that cannot be read are an error where they are wanted, else a note."""
     try:
         return targets(), []
     except UserError as error:
@@ -83,7 +81,7 @@ def read_array(path: Path, preparation: Preparation, target_wanted: bool, memory
 def _arrays(
     path: Path, headers: dict[str, Header], target_wanted: bool
 ) -> tuple[str, str, list[str]]:
-    """Names of the points and of their targets, empty where there are none; notes."""
+    """The names of the arrays of points and of targets (empty: none), and notes."""
     known = {name.lower(): name for name in headers}
     ends = ("", "_train") if target_wanted else ("", "_test", "_train")
     end = next((end for end in ends if f"x{end}" in known), None)
@@ -112,14 +110,7 @@ def _check_array(path: Path, name: str, header: Header, preparation: Preparation
 
 
 def _points(path: Path, name: str, x: Array, preparation: Preparation) -> Tensor:
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and refused
-        raw = torch.from_numpy(x.astype(np.float32)).view(len(x), *preparation.shape)
-    bad = ~raw.isfinite().flatten(1).all(1)
-    if bool(bad.any()):
-        raise UserError(
-            f"{name} in {path} has NaN or infinite numbers in {int(bad.sum())} points, the first "
-            f"in row {int(bad.nonzero()[0])}; fill them in, or leave those points out."
-        )
+    raw = as_floats(x.reshape(len(x), *preparation.shape), f"{name} in {path}")
     return raw.div_(255) if preparation.levels and x.dtype == np.uint8 else raw
 
 
@@ -127,7 +118,9 @@ def _targets(path: Path, name: str, y: Array, preparation: Preparation) -> Tenso
     where = f"{name} in {path}"
     if preparation.labels:
         if y.dtype.kind not in "fiubU" or y.size != len(y):
-            raise UserError(f"{where} is {y.dtype} of shape {y.shape}; it must be a class a point.")
+            raise UserError(
+                f"{where} is {y.dtype} of shape {y.shape}; it must be one class per point."
+            )
         return indices(
             where, [class_names.name_of(each) for each in y.reshape(-1).tolist()], preparation
         )
@@ -144,7 +137,7 @@ def _targets(path: Path, name: str, y: Array, preparation: Preparation) -> Tenso
 
 
 def read_images(path: Path, preparation: Preparation, target_wanted: bool) -> Raw:
-    """A folder with a folder a class, or a folder of images: these have no y."""
+    """A folder with one folder per class, or a plain folder of images, without y."""
     if not path.is_dir():
         raise UserError(f"{path} is no folder; this model was trained on images.")
     below, plain = images.list_folder(path)

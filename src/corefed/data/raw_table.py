@@ -1,7 +1,7 @@
-"""New rows of a table with the columns that training had, in any order, before they are scaled.
+"""Read new rows of a table, before scaling; the columns may be in any order.
 
-A row is named by the first column that was left out of training, or that training did not have,
-whose values are all different; else by its number.
+A row's id comes from the first column without a role in training whose values are all different;
+otherwise it is the row number.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read(path: Path, preparation: Preparation, target_wanted: bool, memory_mb: i
 
 
 def _check_columns(source: Source, preparation: Preparation, target_wanted: bool) -> list[str]:
-    """Refuse a table that lacks columns; names of those that training did not have."""
+    """Refuse a table that lacks columns; returns the columns that training did not have."""
     needed = [column.name for column in preparation.columns]
     needed += [preparation.target] if target_wanted else []
     known = {*needed, preparation.target, preparation.client, *preparation.ignored}
@@ -109,5 +109,5 @@ def _table_targets(source: Source, cells: list[str], preparation: Preparation) -
 def _foreign(unknown: Counter[tuple[str, str]]) -> list[str]:
     if not unknown:
         return []
-    said = [f"{name} {each!r} ({count})" for (name, each), count in unknown.most_common()]
-    return [f"Categories that training did not have count as none of them: {shorten(said, 5)}."]
+    found = [f"{name} {each!r} ({count})" for (name, each), count in unknown.most_common()]
+    return [f"Categories that training did not have count as none of them: {shorten(found, 5)}."]

@@ -1,14 +1,14 @@
-"""What is fixed on training points: means, standard deviations, what stands for missing numbers.
+"""Fit means, standard deviations and replacements of missing numbers to training points.
 
-    unit       x as it is
-    standard   (x - mean) / std of all training values: right for pixels, which are all alike
+    unit       x unchanged
+    standard   (x - mean) / std of all training values together: right for pixels
     features   each feature by its own mean and std over all clients' training points
     client     each feature by its own mean and std over the client's own training points
 
-The first three are sums that a real federation can agree on; the last needs no agreement, and takes
-away differences of level between clients (another device, another unit), known or not. Features
-that are 0 or 1 by their making (categories, missing numbers) are left as they are. A feature that
-does not vary is centred only. A missing number counts nowhere, and becomes the mean.
+A real federation can agree on the first three by exchanging sums. The last needs no exchange, and
+removes differences in level between clients, such as another device or unit. Features that are 0 or
+1 (categories, missing numbers) are not scaled. A constant feature is only centred. Missing numbers
+do not count, and become the mean.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCALES = ("unit", "standard", "features", "client")
 
 
 def fit(dataset: Dataset, splits: Sequence[Split], scale: str, names: Sequence[str]) -> Preparation:
-    """How the points of a split are made ready, from its training points alone."""
+    """The preparation of a split, from its training points alone."""
     if scale not in SCALES:
         raise UserError(f"There is no scale {scale!r}; use {' or '.join(SCALES)}.")
     layout, width = dataset.layout, dataset.x[0].numel()
@@ -76,13 +76,13 @@ def fit(dataset: Dataset, splits: Sequence[Split], scale: str, names: Sequence[s
 
 
 def fit_common(x: Tensor) -> Scale:
-    """One mean and standard deviation of all values, in the precision they have."""
+    """One mean and standard deviation of all values, in their precision."""
     std, mean = torch.std_mean(x, correction=0)
     return Scale((mean.item(),), (std.item() or 1.0,))
 
 
 def fit_features(x: Tensor, numbers: Tensor) -> Scale:
-    """Of points [n, ...], one a feature; those that are no numbers stay as they are."""
+    """Mean and standard deviation per feature of points [n, ...]; only numbers are scaled."""
     mean, std = _moments(x.flatten(1).double())
     mean = torch.where(numbers & ~mean.isnan(), mean, 0.0)
     std = torch.where(numbers & (std > 0), std, 1.0)
@@ -90,9 +90,9 @@ def fit_features(x: Tensor, numbers: Tensor) -> Scale:
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[d] each, over the values that are there; NaN where there are none.
+    """[d] mean and standard deviation without missing values; NaN where all are missing.
 
-    Seen from one of its values, a feature that does not vary has a deviation of exactly 0.
+    Relative to one of its values, a constant feature has a deviation of exactly 0.
     """
     there = ~x.isnan()
     first = x.gather(0, there.int().argmax(0, keepdim=True))
@@ -103,7 +103,7 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def add_client(preparation: Preparation, client: str, x: Tensor, numbers: Tensor) -> Preparation:
-    """The same, with the scale of a client that is new where clients have scales of their own."""
+    """Add the scale of a new client, where clients have their own scales."""
     if not preparation.clients or client in preparation.clients:
         return preparation
     own = {**preparation.clients, client: fit_features(x, numbers)}

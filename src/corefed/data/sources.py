@@ -1,6 +1,6 @@
-"""Tables of any length, block by block: CSV (separated by commas, semicolons or tabs) and Parquet.
+"""Read tables block by block: CSV (separated by commas, semicolons or tabs) and Parquet.
 
-A block has, for each column, either the cells' text or their numbers, NaN where there is none.
+A block has, for each column, either the text of the cells or numbers, NaN where one is missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Numbers = npt.NDArray[np.float64]
 Cells = Sequence[str] | Numbers
 
 SEPARATORS = (",", ";", "\t")
-"""In the order in which they are preferred."""
+"""In order of preference."""
 
 CSV, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 
@@ -43,13 +43,13 @@ class Block(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A table that can be read again from its beginning."""
+    """A table that can be read more than once."""
 
     path: Path
     columns: tuple[str, ...]
-    place: str  # what a place is called: line or row
+    place: str  # line or row
     blocks: Callable[[Sequence[str]], Iterator[Block]]  # of some columns
-    unfit: dict[str, str]  # columns that cannot be features, and what they are
+    unfit: dict[str, str]  # columns that cannot be features, and why
     notes: tuple[str, ...] = ()
 
     def at(self, place: int) -> str:
@@ -57,7 +57,7 @@ class Source(NamedTuple):
 
 
 def find(path: Path, memory_mb: int) -> Source:
-    """Look at the header of a table; its size is checked before."""
+    """Read the header of a table; its size is checked first."""
     if not path.is_file():
         raise UserError(f"{path} is no file; a table is a .csv, .tsv or .parquet file.")
     check_size(path, memory_mb)
@@ -74,7 +74,6 @@ def find(path: Path, memory_mb: int) -> Source:
 def _csv(path: Path) -> Source:
     with open_text(path) as file:
         first = file.readline()
-    # The first of those with most columns.
     sign = max(SEPARATORS, key=lambda sign: _number_of_cells(first, sign))
     with open_text(path) as file:
         header = read_header(path, next(csv.reader(file, strict=True, delimiter=sign), []))
@@ -90,15 +89,15 @@ def _csv(path: Path) -> Source:
                 cells = {name: columns[at] for name, at in zip(names, places, strict=True)}
                 yield Block([line for line, _ in block], cells)
 
-    said = {";": "semicolons", "\t": "tabs"}.get(sign)
-    notes = (f"{path} is separated by {said}.",) if said else ()
+    name = {";": "semicolons", "\t": "tabs"}.get(sign)
+    notes = (f"{path} is separated by {name}.",) if name else ()
     return Source(path, tuple(header), "line", blocks, {}, notes)
 
 
 def _number_of_cells(line: str, sign: str) -> int:
     try:
         return len(next(csv.reader([line], delimiter=sign), []))
-    except csv.Error:  # a cell is longer than any: the sign does not separate this line
+    except csv.Error:  # a cell is too long: the sign does not separate this line
         return 1
 
 
@@ -107,7 +106,7 @@ def _number_of_cells(line: str, sign: str) -> int:
 
 def _parquet(path: Path) -> Source:
     try:
-        import pyarrow as arrow
+        import pyarrow as arrow  # an extra
         from pyarrow import parquet
     except ImportError as error:
         raise UserError(
@@ -146,9 +145,8 @@ def _kind(types: Any, kind: Any) -> str:
         return _kind(types, kind.value_type)
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
         return "numbers"
-    if types.is_boolean(kind) or types.is_string(kind) or types.is_large_string(kind):
-        return "text"
-    if types.is_null(kind):
+    texts = types.is_boolean, types.is_string, types.is_large_string, types.is_null
+    if any(test(kind) for test in texts):
         return "text"
     if types.is_temporal(kind):
         return "dates"
@@ -180,7 +178,7 @@ def _readable(path: Path, arrow: Any) -> Iterator[None]:
 
 
 def numbers(cells: Cells) -> tuple[Numbers, list[int]]:
-    """Values, NaN where there is none, and where there is text that is neither."""
+    """Values, NaN where one is missing, and the places of cells that are text."""
     if isinstance(cells, np.ndarray):
         return cells, []
     try:
@@ -199,7 +197,7 @@ def numbers(cells: Cells) -> tuple[Numbers, list[int]]:
 
 
 def names(cells: Cells) -> list[str]:
-    """Text of every cell, empty where there is none."""
+    """The name in every cell, empty where it is missing."""
     if isinstance(cells, np.ndarray):
         return ["" if np.isnan(each) else as_name(repr(each)) for each in cells.tolist()]
     known: dict[str, str] = {}

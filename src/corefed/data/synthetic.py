@@ -1,11 +1,11 @@
-"""Synthetic federations whose answer is known.
+"""Synthetic federations with a known truth.
 
 * `linear_gaussian`: y = x . b_i + noise, where b_i is shared plus a client's own part. Posteriors
   are known in closed form.
-* `smooth_regression`: y = f_i(u) + noise, where the inputs x are a linear image of a point u of
-  lower dimension: the non-linear setting in which rates depend on the intrinsic dimension.
+* `smooth_regression`: y = f_i(u) + noise, where x is a linear image of a point u of lower
+  dimension: rates depend on the intrinsic dimension.
 
-A client's data depend on (seed, client) only: adding clients leaves the earlier ones as they were.
+A client's data depend on (seed, client) only: more clients do not change the earlier ones.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 
-_LINEAR, _SMOOTH = 0x11EA, 0x5300  # keep the draws of one seed apart
-WAVES = 4  # sines in a smooth function: enough not to be one ridge, few enough to learn
+_LINEAR, _SMOOTH = 0x11EA, 0x5300  # make the draws of one seed independent
+WAVES = 4  # sines per function: more than one ridge, few enough to learn
 
 
 class LinearGaussian(NamedTuple):
@@ -35,7 +35,7 @@ class LinearGaussian(NamedTuple):
 
 
 class SmoothRegression(NamedTuple):
-    """C clients of m points; `signal` is y without noise, so the best achievable error is known."""
+    """C clients of m points; `signal` is y without noise."""
 
     x: Tensor  # [C m, ambient]
     y: Tensor  # [C m, 1]
@@ -56,8 +56,8 @@ def linear_gaussian(
 ) -> LinearGaussian:
     """b_i = b + heterogeneity N(0, I), b ~ N(0, I).
 
-    Features have unit variance and pairwise `correlation`: at 0 the posterior is nearly diagonal
-    and a mean-field or diagonal approximation would look exact when it is not.
+    Features have unit variance and pairwise `correlation`. At 0 the posterior is nearly diagonal,
+    so a mean-field approximation would look exact.
     """
     _require(clients, per_client, dimension, noise, heterogeneity, seed)
     if not 0 <= correlation < 1:
@@ -93,8 +93,8 @@ def smooth_regression(
 ) -> SmoothRegression:
     """f_i = shared + heterogeneity x own, each a sum of sines of random ridges with variance 1.
 
-    u is uniform on [-1, 1]^intrinsic and x = u Q, Q with orthogonal rows, scaled so that a
-    coordinate of x has variance 1 on average.
+    u is uniform on [-1, 1]^intrinsic and x = u Q. Q has orthogonal rows and is scaled so that the
+    coordinates of x have variance 1 on average.
     """
     _require(clients, per_client, ambient, noise, heterogeneity, seed)
     if not 1 <= intrinsic < ambient:
@@ -155,7 +155,7 @@ def _require(
 ) -> None:
     for name, count in (
         ("clients", clients),
-        ("points a client", per_client),
+        ("points per client", per_client),
         ("dimension", dimension),
     ):
         if count < 1:

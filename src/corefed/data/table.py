@@ -1,9 +1,8 @@
 """A table: one row per point, a column to predict, perhaps a column of clients.
 
-It holds a whole federation, or one site's part of it (`partial`). It is read twice: once to know
-what the columns are (`profile.py`), once to fill an array of features (`columns.py`) whose size is
-known then, and checked. Features stand in alphabetical order of their columns' names, so that the
-order in the file does not matter.
+The file holds a whole federation, or one site's part of it (`partial`). It is read twice: once to
+find out what the columns are (`profile.py`), once to fill an array of features (`columns.py`) of
+known size. Columns are in alphabetical order, whatever their order in the file.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from corefed.base.errors import UserError, did_you_mean
 from corefed.data import class_names, columns, profile, sources
@@ -25,14 +23,14 @@ from corefed.data.profile import Profile, Role
 from corefed.data.sources import Numbers, Source
 
 MOST_CLIENTS = 1000
-"""Each has a model of its own; a column with more values is an identifier or a measurement."""
+"""Each has its own model; a column with more values is an identifier or a measurement."""
 
 FEW = 20
-"""Different whole numbers up to which a target of numbers is taken for classes."""
+"""A numeric target with at most this many different whole numbers is a classification."""
 
 
 class Settings(NamedTuple):
-    """How to read a table: the keys of a run that are about it."""
+    """How to read a table: settings of a run."""
 
     target: str = ""
     client_column: str = ""
@@ -41,7 +39,7 @@ class Settings(NamedTuple):
     missing: str = "impute"
     task: str = "auto"
     smallest_client: int = 1
-    partial: bool = False  # one site's part: it may lack classes, values and columns to ignore
+    partial: bool = False  # one site's part; it may lack classes, values, and columns to ignore
 
 
 def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = False) -> Dataset:
@@ -63,12 +61,20 @@ def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = 
     if settings.client_column:
         _check_clients(source, profiles[settings.client_column])
     rows = _rows(source, settings, layout, target.rows)
-    y, labels = _targets(source, target, rows.targets, task)
+    labels: tuple[str, ...] = ()
+    if task == "regression":
+        values = torch.tensor([float(cell) for cell in rows.targets], dtype=torch.float64)
+        y = values.to(torch.float32).unsqueeze(1)
+    else:
+        where = f"Column {target.name!r} of {source.path}"
+        y, labels = class_names.index_names(rows.targets, where)
     names = class_names.sort_names(rows.clients) if settings.client_column else ()
     places = {name: place for place, name in enumerate(names)}
     groups = torch.tensor([places[name] for name in rows.clients]) if names else None
-    described = {name: _described(each, layout) for name, each in profiles.items()}
-    dataset = Dataset(
+    kinds: dict[str, Role] = {
+        column.name: "category" if column.categories else "number" for column in layout
+    }
+    return Dataset(
         str(path),
         torch.from_numpy(rows.x),
         y,
@@ -82,18 +88,21 @@ def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = 
             settings.target,
             settings.client_column,
             settings.ignore,
-            tuple(described[name] for name in source.columns if name in described),
+            tuple(
+                profiles[name]._replace(role=kinds.get(name, profiles[name].role))
+                for name in source.columns
+                if name in profiles
+            ),
         ),
         standardise=not labels,
     )
-    return dataset
 
 
 # --- what each column is --------------------------------------------------------------------------
 
 
 def _roles(source: Source, settings: Settings) -> dict[str, Role]:
-    """Of every column, in the order of the file."""
+    """The role of every column, in file order."""
     if not settings.target:
         how = "as target in client.toml" if settings.partial else "by --target"
         raise UserError(
@@ -129,15 +138,8 @@ def _no_column(source: Source, name: str, purpose: str) -> str:
     return f"{source.path} has no column {name!r} {purpose}{hint}"
 
 
-def _described(own: Profile, layout: tuple[Column, ...]) -> Profile:
-    kinds: dict[str, Role] = {
-        column.name: "category" if column.categories else "number" for column in layout
-    }
-    return own._replace(role=kinds.get(own.name, own.role))
-
-
 def _task(source: Source, target: Profile, settings: Settings) -> str:
-    """classification or regression, and refused where the target can be neither."""
+    """classification or regression; a target that can be neither is refused."""
     where = f"Column {target.name!r} of {source.path}"
     if not target.present:
         raise UserError(f"{where} is empty; there is nothing to predict.")
@@ -145,7 +147,7 @@ def _task(source: Source, target: Profile, settings: Settings) -> str:
         raise UserError(f"{source.at(target.infinite)} has an infinite number in {target.name!r}.")
     line, cell = target.first_text
     few = 0 < len(target.values) <= FEW and target.whole
-    # At a site with few rows, values that recur are enough: others have more rows of them.
+    # At one site, any repeated value is enough: other sites have more rows.
     recurring = few and 2 * len(target.values) <= target.present
     classed = bool(target.texts) or recurring or (settings.partial and few and not target.different)
     auto = "classification" if classed else "regression"
@@ -185,7 +187,7 @@ def _check_clients(source: Source, client: Profile) -> None:
 
 
 def _check_memory(path: Path, rows: int, layout: tuple[Column, ...], memory_mb: int) -> None:
-    """Features in float64, and as much again while rows are left out or dealt to clients."""
+    """Features in float64, twice: rows are copied when they are split between clients."""
     needed = 16 * rows * columns.width(layout) / 2**20
     if needed > memory_mb:
         raise UserError(
@@ -211,7 +213,7 @@ class _Rows(NamedTuple):
     x: Numbers  # [n, width]
     targets: list[str]
     clients: list[str]
-    left_out: dict[str, int]  # for want of a target or of a client
+    left_out: dict[str, int]  # rows without a target or a client
 
 
 def _rows(source: Source, settings: Settings, layout: tuple[Column, ...], rows: int) -> _Rows:
@@ -246,16 +248,6 @@ def _rows(source: Source, settings: Settings, layout: tuple[Column, ...], rows: 
     return _Rows(x[:filled], targets, clients, left_out)
 
 
-def _targets(
-    source: Source, target: Profile, cells: list[str], task: str
-) -> tuple[Tensor, tuple[str, ...]]:
-    where = f"Column {target.name!r} of {source.path}"
-    if task == "regression":
-        y = torch.tensor([float(cell) for cell in cells], dtype=torch.float64)
-        return y.to(torch.float32).unsqueeze(1), ()
-    return class_names.index_names(cells, where)
-
-
 def _notes(
     source: Source,
     settings: Settings,
@@ -275,8 +267,8 @@ def _notes(
     special = (target, settings.client_column)
     lacking = [one for one in profiles.values() if one.missing and one.name not in special]
     if lacking:
-        said = shorten([f"{one.missing} in {one.name!r}" for one in lacking], 5)
+        which = shorten([f"{one.missing} in {one.name!r}" for one in lacking], 5)
         yield (
-            f"Missing values: {said}. Numbers are filled with the training mean beside a feature "
+            f"Missing values: {which}. Numbers are filled with the training mean beside a feature "
             "that says so; for categories they are a category of their own."
         )

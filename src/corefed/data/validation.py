@@ -1,4 +1,4 @@
-"""A look at data before anything is trained on them: what is there, and what may go wrong."""
+"""Describe data before training, and warn about what may go wrong."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from corefed.data.profile import Profile
 
 SMALL = 50
-"""Points of a client below which a fifth to test on, ten, says little about its model."""
+"""Warn about clients with fewer points: a fifth of them, ten, is too few to test on."""
 
 RARE = 10
-"""Points of a class below which it can hardly be learnt, let alone tested."""
+"""Warn about classes with fewer points: they can hardly be learnt or tested."""
 
 UNEVEN = 20
-"""Times that the largest class may have the points of the smallest without a word."""
+"""Class-size ratio above which we warn."""
 
 LISTED = 5
 """Names in a sentence."""
 
 
 def find_warnings(dataset: Dataset) -> list[str]:
-    """What whoever trains on these data should know, a sentence each."""
+    """Warnings about these data, one sentence each."""
     found = [*_column_warnings(dataset), *_class_warnings(dataset)]
     if dataset.group_names:
         found += _client_warnings(dataset)
@@ -59,7 +59,8 @@ def _column_warnings(dataset: Dataset) -> Iterator[str]:
 def _class_warnings(dataset: Dataset) -> Iterator[str]:
     if not dataset.classes:
         return
-    counts = dict(zip(dataset.labels, _counts(dataset), strict=True))
+    sizes: list[int] = dataset.y.bincount(minlength=dataset.classes).tolist()
+    counts = dict(zip(dataset.labels, sizes, strict=True))
     rare = [f"{label} ({count})" for label, count in counts.items() if count < RARE]
     if rare:
         yield f"Classes with fewer than {RARE} points: {shorten(rare, LISTED)}."
@@ -97,22 +98,19 @@ def _client_warnings(dataset: Dataset) -> Iterator[str]:
 
 
 def column_table(dataset: Dataset) -> Table | None:
-    """What each column of a table is; None for data without columns."""
-    from rich.table import Table
+    """What each column of a table is; None for other data."""
+    from rich.table import Table  # rich takes time to import
 
     if dataset.layout is None:
         return None
-    table = Table("column", "kind", "missing", "values", title=f"{dataset.name}: {_size(dataset)}")
+    title = f"{dataset.name}: {len(dataset.y)} rows, {dataset.x.shape[1]} features"
+    table = Table("column", "kind", "missing", "values", title=title)
     for one in dataset.layout.profiles:
         missing = f"{one.missing} ({_percent(one)})" if one.missing else ""
         table.add_row(one.name, _kind(one, dataset), missing, _values(one, dataset))
     for name in dataset.layout.ignored:
         table.add_row(name, "ignored", "", "")
     return table
-
-
-def _size(dataset: Dataset) -> str:
-    return f"{len(dataset.y)} rows, {dataset.x.shape[1]} features"
 
 
 def _kind(one: Profile, dataset: Dataset) -> str:
@@ -131,8 +129,3 @@ def _values(one: Profile, dataset: Dataset) -> str:
 def _percent(one: Profile) -> str:
     share = 100 * one.missing / one.rows
     return f"{share:.0f} %" if share >= 1 else "below 1 %"
-
-
-def _counts(dataset: Dataset) -> list[int]:
-    counts: list[int] = dataset.y.bincount(minlength=dataset.classes).tolist()
-    return counts

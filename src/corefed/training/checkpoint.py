@@ -1,7 +1,7 @@
-"""Server and private state of a run in one safetensors file, and back.
+"""Save the server and private state of a run in one safetensors file, and load it.
 
-One file, replaced in one step, is what makes kill -9 harmless: at any moment the folder holds the
-old checkpoint or the new one. The file's own header says what it belongs to.
+The file is replaced in one step, so that a killed run leaves the old checkpoint or the new one. Its
+header says which experiment it belongs to.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from corefed import __version__
 from corefed.base.errors import UserError
@@ -20,7 +19,7 @@ from corefed.base.types import Tree
 from corefed.settings.config import differences, fingerprint
 
 SCHEMA = 1
-"""Grows when the names or meaning of the tensors change."""
+"""Increase it when names or meanings of tensors change."""
 
 
 class State(NamedTuple):
@@ -31,7 +30,7 @@ class State(NamedTuple):
 
 
 def require_library() -> None:
-    """Find out before a round is trained, not after it, that its checkpoint cannot be written."""
+    """Refuse before the first round, not after it, if checkpoints cannot be written."""
     if find_spec("safetensors") is None:
         raise UserError(
             "Checkpoints need safetensors, which is not installed: pip install safetensors, or "
@@ -43,7 +42,7 @@ def encode(
     values: Mapping[str, object], round_: int, servers: Sequence[Tree], private: Tree
 ) -> bytes:
     """The bytes of a checkpoint of the experiment whose settings are `values`."""
-    from safetensors.torch import save
+    from safetensors.torch import save  # checked by `require_library`
 
     tensors = {f"server.{g}.{k}": v for g, server in enumerate(servers) for k, v in server.items()}
     tensors |= {f"private.{k}": v for k, v in private.items()}
@@ -59,7 +58,7 @@ def encode(
 
 
 def decode(content: bytes, values: Mapping[str, object], where: str) -> State:
-    """The state in a checkpoint, refused with a sentence unless this run can go on from it."""
+    """The state in a checkpoint; refused unless this run can resume from it."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -82,12 +81,12 @@ def decode(content: bytes, values: Mapping[str, object], where: str) -> State:
             f"{where} belongs to another experiment: {changed}; resume with the settings it was "
             "written with, or start a new run."
         )
-    # The library's tensors share the file's bytes, whose alignment can change a sum's last bit.
+    # The library's tensors share the file's memory, whose alignment can change the last bit of a sum.
     return State(about["round"], {k: v.clone() for k, v in tensors.items()})
 
 
 def unpack(state: State, servers: Sequence[Tree], private: Tree) -> tuple[list[Tree], Tree]:
-    """The state's trees, named, shaped and placed as the freshly made ones are."""
+    """The state's trees, with the names, shapes and devices of the fresh ones."""
     return (
         [_like(state.tensors, f"server.{g}.", server) for g, server in enumerate(servers)],
         _like(state.tensors, "private.", private),
@@ -95,7 +94,7 @@ def unpack(state: State, servers: Sequence[Tree], private: Tree) -> tuple[list[T
 
 
 def _about(content: bytes) -> dict[str, Any]:
-    """What `encode` put in the header: 8 bytes of length, then JSON (the safetensors format)."""
+    """The metadata of `encode` in the header: 8 bytes of length, then JSON."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     about: dict[str, Any] = json.loads(header["__metadata__"]["corefed"])
@@ -113,7 +112,4 @@ def _like(tensors: Tree, prefix: str, fresh: Tree) -> Tree:
 
 
 def _shapes(tree: Tree) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    def shape(value: Tensor) -> tuple[torch.Size, torch.dtype]:
-        return value.shape, value.dtype
-
-    return {name: shape(value) for name, value in tree.items()}
+    return {name: (value.shape, value.dtype) for name, value in tree.items()}

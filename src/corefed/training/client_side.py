@@ -1,8 +1,7 @@
 """What a client does in a round, whatever the runtime: begin, select, train, end.
 
 A client's private state is one flat tree. It holds the method's own tensors and, under `subset.`,
-those of the subset that it trains on. The two never mix: a method never sees a subset's state, and
-need not pass anything through that it does not know.
+those of the subset that it trains on. A method never sees the subset's state.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from corefed.base.types import ClientData, Method, Tree, Work
 from corefed.bayes.batches import batches, noises
 
 SUBSET = "subset."
-"""Begins the names of a subset's tensors in a client's private state."""
+"""Prefix of a subset's tensors in a client's private state."""
 
 
 class Trained(NamedTuple):
-    """What one round of C clients gives."""
+    """The result of one round of C clients."""
 
     message: Tree
     private: Tree
     loss: Tensor  # [C] mean over steps of the weighted negative log-likelihood per point
-    examples: Tensor  # [C] points that went through a gradient
+    examples: Tensor  # [C] gradient passes
 
 
 def start(method: Method, broadcast: Tree, data: ClientData) -> Tree:
@@ -69,12 +68,12 @@ def train(
 
 
 def models(method: Method, broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
-    """The models that a method has of these clients, by kind."""
+    """The models of these clients, by kind."""
     return method.models(broadcast, _own(private), data)
 
 
 def report(method: Method, private: Tree) -> Tree:
-    """Numbers per client to record, [C] each."""
+    """Numbers to record, [C] each."""
     numbers = method.traits.report(_own(private))
     if method.subset is not None:
         numbers = {**numbers, **method.subset.report(_state(private))}
@@ -82,19 +81,19 @@ def report(method: Method, private: Tree) -> Tree:
 
 
 def weights(method: Method, private: Tree) -> Tensor | None:
-    """[C, n] weights of the points that clients train on; None where these are all points."""
+    """[C, n] weights of the subset; None for a method that trains on all points."""
     return None if method.subset is None else method.subset.weights(_state(private))
 
 
 def selection_cost(method: Method, private: Tree) -> Tensor | None:
-    """[C] forward passes of points spent on selecting so far; None where they are not counted."""
+    """[C] forward passes spent on selection so far; None where they are not counted."""
     if method.subset is None or method.subset.cost is None:
         return None
     return method.subset.cost(_state(private))
 
 
 def broadcast(servers: Sequence[Tree], rows: Sequence[int], per_run: int) -> Tree:
-    """Each run's server state, repeated over its clients among `rows`; one run is not copied."""
+    """Each run's server state, repeated over its clients in `rows`; one run is not copied."""
     if len(servers) == 1:
         return {k: v.expand(len(rows), *v.shape) for k, v in servers[0].items()}
     runs = [row // per_run for row in rows]

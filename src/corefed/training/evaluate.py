@@ -1,17 +1,17 @@
-"""Metrics of every model a method has, on the clients' own test points, pooled over clients.
+"""Metrics of every model of a method on the clients' own test points, pooled over clients.
 
-A method whose clients share nothing has its personal models tried on the other clients' test points
-as well ("others"). Classification, from Monte-Carlo averaged probabilities p: accuracy, overall and
-by class, NLL (nats per point), ECE and Brier score. Regression, from the predictive's mean and
-variance: RMSE and the NLL of a Gaussian with these moments, both in the target's own unit (a
-network may have learnt standardised targets). Accuracies are fractions, not percent.
+Classification, from probabilities averaged over posterior samples: accuracy, overall and by class,
+NLL (nats per point), ECE and Brier score. Regression, from the predictive mean and variance: RMSE
+and the NLL of a Gaussian, both in the target's own unit. Accuracies are fractions, not percent.
+Where clients share nothing, personal models are also tested on the other clients' points
+("others").
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,18 +23,24 @@ from corefed.training import client_side
 from corefed.training.local import LocalClients
 
 BINS = 15
-"""Bins of the calibration error: Guo et al. (2017), the number that most papers quote."""
+"""Bins of the calibration error, as in Guo et al. (2017) and most papers."""
 
 SMALLEST = torch.finfo(torch.float32).tiny
-"""A probability that underflowed to 0 counts as this: 87 nats and not infinity."""
+"""Smallest probability in an NLL: 87 nats, not infinity, where one underflows to 0."""
 
 
 class Evaluation(NamedTuple):
-    """One entry a run (seed) in each list."""
+    """One entry per run (seed) in each list."""
 
     metrics: list[dict[str, float]]  # personal_accuracy, personal_nll, global_accuracy, ...
     clients: list[list[float | None]]  # personal accuracy (or RMSE); None without test points
     classes: list[dict[str, list[float | None]]]  # model -> accuracy by class; empty for regression
+
+    def line(self, labels: tuple[str, ...]) -> dict[str, Any]:
+        """What a line of rounds.jsonl has of it."""
+        metrics = {name: [each[name] for each in self.metrics] for name in self.metrics[0]}
+        by_class = by_label(self.classes, labels)
+        return {"metrics": metrics, "clients": self.clients, "classes": by_class}
 
 
 def evaluate(
@@ -49,10 +55,9 @@ def evaluate(
 ) -> Evaluation:
     """Every model of `method.models` on the test points; `classes` is 0 for regression.
 
-    `unit` is that of the test targets, where the networks have learnt standardised ones.
-    The models of a client are evaluated with the same draws, so that their differences are not
-    noise. A client holds `draws` times its parameters, hence chunks that much smaller than those
-    of training.
+    `unit` is that of the test targets, where networks learn standardised ones. All models of a
+    client have the same posterior noise, so that their differences are not noise. `draws` samples
+    need `draws` times the memory, so chunks are smaller than in training.
     """
     runs, per_run = len(servers), clients.per_run
     points: dict[str, list[Tree]] = {}
@@ -67,10 +72,10 @@ def evaluate(
         train = ClientData(*(field[part] for field in clients.data))
         models = client_side.models(method, broadcast, private, train)
         for name, model in models.items():
-            said = method.predict(model, test.x[part], noise)
-            each = _score(said, test.y[part], classes, unit.at(part) if unit else None)
+            predicted = method.predict(model, test.x[part], noise)
+            each = _score(predicted, test.y[part], classes, unit.at(part) if unit else None)
             points.setdefault(name, []).append(each)
-        if method.traits.sent == () and per_run > 1:  # alone: what are they worth elsewhere?
+        if method.traits.sent == () and per_run > 1:  # they share nothing
             own = models["personal"]
             away.append(_score_elsewhere(method, own, test, rows, per_run, noise, classes, unit))
     real, labels = (test.weight > 0).cpu(), test.y.cpu()
@@ -107,7 +112,7 @@ def evaluate_clients(
     classes: int,
     unit: TargetUnit | None = None,
 ) -> dict[str, Tree]:
-    """Totals of every model over the test points of the clients given: for one on its own."""
+    """Totals of every model over the test points of these clients."""
     noise = _noise(method, streams, draws)
     real, labels = (test.weight > 0).cpu(), test.y.cpu()
     found = {}
@@ -118,7 +123,7 @@ def evaluate_clients(
 
 
 def _noise(method: Method, streams: Streams, draws: int) -> Tensor:
-    """What predictions average over: [C, K, P]; a point estimate needs one empty draw."""
+    """[C, K, P] noise of K posterior samples; a point estimate needs one empty sample."""
     size = method.noise[-1] if method.noise else 0
     return streams.normal("evaluate", draws if size else 1, size)
 
@@ -140,23 +145,23 @@ def _score_elsewhere(
     classes: int,
     unit: TargetUnit | None,
 ) -> Tree:
-    """Each client's model on the test points of all others of its run, side by side."""
+    """Each client's model on the test points of all others of its run."""
     parts = []
     for shift in range(1, per_run):
         there = _neighbours(rows, shift, per_run)
-        said = method.predict(model, test.x[there], noise)
-        parts.append(_score(said, test.y[there], classes, unit.at(there) if unit else None))
+        predicted = method.predict(model, test.x[there], noise)
+        parts.append(_score(predicted, test.y[there], classes, unit.at(there) if unit else None))
     return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
 
 
 def _roll(values: Tensor, rows: range, per_run: int) -> Tensor:
-    """[C, n] as [C, (per_run - 1) n]: what the other clients of the run have, in their order."""
+    """[C, (per_run - 1) n]: the values [C, n] of the other clients of the run."""
     shifts = range(1, per_run)
     return torch.cat([values[_neighbours(rows, shift, per_run)] for shift in shifts], 1)
 
 
 def _neighbours(rows: range, shift: int, per_run: int) -> list[int]:
-    """The client `shift` places on in the same run."""
+    """For each row, the client `shift` places further in the same run."""
     return [row - row % per_run + (row + shift) % per_run for row in rows]
 
 
@@ -165,7 +170,7 @@ def _joined(parts: list[Tree]) -> Tree:
 
 
 def score_classes(probabilities: Tensor, y: Tensor) -> Tree:
-    """What each classified point adds to the metrics: [C, n] each, in float64."""
+    """The scores of each classified point: [C, n] each, in float64."""
     p = probabilities.double()
     confidence, guess = p.max(-1)
     true = p.gather(-1, y.unsqueeze(-1)).squeeze(-1)
@@ -178,7 +183,7 @@ def score_classes(probabilities: Tensor, y: Tensor) -> Tree:
 
 
 def score_targets(prediction: Tensor, y: Tensor) -> Tree:
-    """What each regression point adds: squared error (mean over targets) and NLL, [C, n] each."""
+    """Squared error (mean over targets) and NLL of each point, [C, n] each."""
     mean, variance = prediction.double().chunk(2, -1)
     error = (y.double() - mean).square()
     nll = 0.5 * (error / variance + variance.log() + math.log(2 * math.pi))
@@ -186,9 +191,9 @@ def score_targets(prediction: Tensor, y: Tensor) -> Tree:
 
 
 def totals(each: Tree, y: Tensor, classes: int) -> Tree:
-    """Sums over M points ([M] each) that add over clients, in float64.
+    """Sums of M points' scores ([M] each), in float64; those of several clients can be added.
 
-    They are all that metrics need, and all that a client of a federation sends of its test points.
+    They are all that a client of a federation sends about its test points.
     """
     count = torch.tensor(float(len(y)), dtype=torch.float64)
     if not classes:
@@ -208,9 +213,9 @@ def totals(each: Tree, y: Tensor, classes: int) -> Tree:
 
 
 def metrics_of(sums: Tree) -> dict[str, float]:
-    """Metrics of the points behind some totals; NaN without points."""
+    """Metrics from totals; NaN without points."""
     mean = {name: (value / sums["points"]).abs().sum().item() for name, value in sums.items()}
-    nll = (sums["nll"] / sums["points"]).item()  # alone in that it can be below 0
+    nll = (sums["nll"] / sums["points"]).item()  # the only one that can be negative
     if "squared_error" in sums:
         return {"rmse": math.sqrt(mean["squared_error"]), "nll": nll}
     return {
@@ -231,7 +236,7 @@ def named_metrics(models: Mapping[str, Tree]) -> dict[str, float]:
 
 
 def accuracy_by_class(sums: Tree) -> list[float | None]:
-    """Accuracy on the points of each class; None for a class without test points."""
+    """Accuracy per class; None for a class without test points."""
     shares = (sums["class_correct"] / sums["class_points"]).tolist()
     has = sums["class_points"].tolist()
     return [share if points else None for share, points in zip(shares, has, strict=True)]
@@ -248,13 +253,13 @@ def add(many: Sequence[Tree]) -> Tree:
 
 
 def _masked(each: Tree, y: Tensor, real: Tensor, part: slice) -> tuple[Tree, Tensor]:
-    """The real points of some clients, in one row, and their labels or targets."""
+    """The points of some clients without padding, and their labels or targets."""
     mask = real[part]
     return {name: value[part][mask] for name, value in each.items()}, y[part][mask]
 
 
 def means_of(report: Tree, runs: int) -> dict[str, list[float | None]]:
-    """Means over the clients that have a number, by run; None where no client has one."""
+    """Means over the clients that have a number, per run; None where none has."""
     means = {k: v.double().view(runs, -1).nanmean(-1).tolist() for k, v in report.items()}
     return {k: [None if math.isnan(mean) else mean for mean in v] for k, v in means.items()}
 
@@ -262,7 +267,7 @@ def means_of(report: Tree, runs: int) -> dict[str, list[float | None]]:
 def by_label(
     classes: list[dict[str, list[float | None]]], labels: tuple[str, ...]
 ) -> dict[str, dict[str, list[float | None]]]:
-    """model -> class -> accuracy by seed, of the classes that some seed tests."""
+    """model -> class -> accuracy per seed, for the classes that some seed tests."""
     names = classes[0] if classes else {}
     table = {
         name: {label: [run[name][c] for run in classes] for c, label in enumerate(labels)}

@@ -1,12 +1,12 @@
-"""The models of a finished run: kept beside its record, and read back to predict with.
+"""Save the models of a finished run, and load them for predictions.
 
-    data.json               how points are made ready, and what each client has (written first)
+    data.json               how points are prepared, and what each client has (written first)
     fitted.safetensors      personal.NAME [G N, ...], global.NAME [G, ...], the server's own state
                             server.NAME [G, ...], and weight [G N, n] of methods with a subset
-    held_out.safetensors    what the models say of the clients' test points, a row a point
+    held_out.safetensors    predictions of the clients' test points, one row per point
 
-G seeds of N clients; row g N + i is client i of the g-th seed. Nothing here needs the training data
-again, nor the checkpoint, which is there to resume from.
+G seeds of N clients; row g N + i is client i of the g-th seed. Neither training data nor checkpoint
+are needed.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from corefed.training.setup import Trees, network
 
 DATA, MODELS, HELD_OUT = "data.json", "fitted.safetensors", "held_out.safetensors"
 SCHEMA = 1
-"""Of these files; grows when a name changes its meaning."""
+"""Increase it when a name changes its meaning."""
 KINDS = ("personal", "global")
-"""Models that are kept; a method may have one of them only."""
+"""Models that are kept, where the method has them."""
 PERSONALIZED = "personalized"
-"""Folder of those that joined after training, each a folder like a run's (`personalizing.py`)."""
+"""Subfolder of clients that joined after training, one run's folder each (`use/newcomer.py`)."""
 
 
 # --- writing --------------------------------------------------------------------------------------
 
 
 def describe(data: FederatedData) -> dict[str, Any]:
-    """What data.json holds."""
+    """The content of data.json."""
     runs = len(data.preparations)
     per_run = len(data.names) // runs
     rows = [_client(data, row) for row in range(len(data.names))]
@@ -70,7 +70,7 @@ def _client(data: FederatedData, row: int) -> dict[str, Any]:
 
 
 def models_of(trees: Trees) -> Tree:
-    """What fitted.safetensors holds, from a run as it is now."""
+    """The content of fitted.safetensors."""
     method, servers, total = trees.method, trees.servers, len(trees.data.names)
     per_run = total // len(servers)
     found: dict[str, list[Tensor]] = {}
@@ -96,10 +96,10 @@ def models_of(trees: Trees) -> Tree:
 
 
 def held_out_of(trees: Trees, models: Tree) -> Tree:
-    """What held_out.safetensors holds: predictions for every test point of every client.
+    """The content of held_out.safetensors: predictions of all test points.
 
-    row [M] and point [M] say whose point it is and which of its test points; y [M] or [M, d] is the
-    truth. For each kind of model: KIND.mean, .total, .aleatoric and .epistemic.
+    row [M] is the client's row and point [M] the number among its test points; y [M] or [M, d] is
+    the truth. For each kind of model: KIND.mean, .total, .aleatoric and .epistemic.
     """
     run, data, method = trees.run, trees.data, trees.method
     per_run = len(data.names) // len(trees.servers)
@@ -110,18 +110,18 @@ def held_out_of(trees: Trees, models: Tree) -> Tree:
     for one in range(len(real)):
         g, number = divmod(one, per_run)
         x = data.test.x[one][real[one]]
-        # Drawn on the host: a GPU has random numbers of its own, and predictions come later.
+        # Drawn on the CPU, as later predictions are; a GPU has other random numbers.
         streams = Streams([Who(run.seeds[g], number)], run.rounds, x.device, "cpu")
         noise = uncertainty.draws_for(method, streams, run.evaluate_draws)
         for kind in KINDS:
             model = _model(models, kind, one if kind == "personal" else g, x.device)
             if model and len(x):
                 each = x.unsqueeze(0)
-                said = uncertainty.predict(method, model, each, noise, data.classes).of(0)
+                found = uncertainty.predict(method, model, each, noise, data.classes).of(0)
                 if data.unit is not None:
-                    said = said.in_unit(*(each[one] for each in data.unit))
+                    found = found.in_unit(*(each[one] for each in data.unit))
                 for name in ("mean", "total", "aleatoric", "epistemic"):
-                    value = getattr(said, name).float().cpu()
+                    value = getattr(found, name).float().cpu()
                     parts.setdefault(f"{kind}.{name}", []).append(value)
     return {**tree, **{name: torch.cat(each) for name, each in parts.items()}}
 
@@ -132,7 +132,7 @@ def keep_data(folder: Path, data: FederatedData) -> None:
 
 def keep_models(folder: Path, trees: Trees) -> None:
     """Write both files, or neither."""
-    from safetensors.torch import save
+    from safetensors.torch import save  # checked by `checkpoint.require_library`
 
     models = models_of(trees)
     about = {"corefed": json.dumps({"schema": SCHEMA})}
@@ -149,14 +149,14 @@ class Fitted(NamedTuple):
 
     folder: Path
     experiment: Experiment
-    preparations: tuple[Preparation, ...]  # one a seed
+    preparations: tuple[Preparation, ...]  # one per seed
     clients: list[list[dict[str, Any]]]  # by seed: name, train, test, classes of each client
     method: Method
     models: Tree  # fitted.safetensors
 
     @property
     def names(self) -> list[str]:
-        """Of the clients, which are the same for every seed."""
+        """Of the clients, the same for every seed."""
         return [each["name"] for each in self.clients[0]]
 
     @property
@@ -164,7 +164,7 @@ class Fitted(NamedTuple):
         return tuple(k for k in KINDS if any(name.startswith(f"{k}.") for name in self.models))
 
     def place(self, client: str, seed: int | None = None) -> tuple[int, int]:
-        """(g, i) of a client by name, and of a seed of the run, the first if none is given."""
+        """(g, i) of a client and a seed, by default the first seed."""
         if client not in self.names:
             known = [*self.names, *newcomers(self.folder)]
             hint = did_you_mean(client, known, otherwise=f"it has {shorten(known)}")
@@ -179,7 +179,7 @@ class Fitted(NamedTuple):
     def predict(
         self, client: str, x: Tensor, *, seed: int | None = None, kind: str = ""
     ) -> Prediction:
-        """What a client's model says of points [n, ...] that are ready for the network."""
+        """Predictions of a client's model for prepared points [n, ...]."""
         g, i = self.place(client, seed)
         run = self.experiment.run
         kind = kind or self.kinds[0]
@@ -189,14 +189,14 @@ class Fitted(NamedTuple):
         model = _model(self.models, kind, row, torch.device("cpu"))
         preparation = self.preparations[g]
         classes = len(preparation.labels)
-        said = uncertainty.predict(self.method, model, x.unsqueeze(0), noise, classes).of(0)
-        return said.in_unit(*preparation.unit) if preparation.target_mean else said
+        found = uncertainty.predict(self.method, model, x.unsqueeze(0), noise, classes).of(0)
+        return found.in_unit(*preparation.unit) if preparation.target_mean else found
 
 
 def load(folder: Path, factory: Factory | None = None, *, client: str = "") -> Fitted:
-    """The models in a run's folder; a network of one's own is found by its name, unless given.
+    """The models in a run's folder; a user's own network is imported by name, unless given.
 
-    A `client` that took no part in training but joined later is read from the folder it got then.
+    A `client` that joined after training is read from its own folder.
     """
     if not record.begun(folder):
         raise UserError(f"{folder} holds no run of corefed: it has no {record.EXPERIMENT}.")
@@ -222,7 +222,7 @@ def newcomers(folder: Path) -> list[str]:
 
 
 def _refuse_changed(folder: Path, experiment: Experiment, method: Method, models: Tree) -> None:
-    """Code of the user's own can be another by the time that its weights are read."""
+    """Refuse a user's network whose code has changed since training."""
     fresh = method.init_server(Streams([Who(experiment.run.seeds[0], SERVER)], 0))
     for name, value in fresh.items():
         kept = models.get(f"server.{name}")

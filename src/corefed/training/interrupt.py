@@ -1,4 +1,4 @@
-"""Ctrl-C during training: a round is finished, not cut in two."""
+"""Ctrl-C during training: the current round is finished first."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from corefed.training import record
 
 @contextmanager
 def stop_on_interrupt(folder: Path) -> Iterator[list[int]]:
-    """Collects the first Ctrl-C, so that a round is not cut in two; a second one aborts.
+    """Collects the first Ctrl-C, so that the round can finish; a second one aborts.
 
-    While data are still being loaded there is nothing to finish, and the first one aborts.
+    While data are still being loaded, the first one aborts.
     """
     caught: list[int] = []
 

@@ -1,14 +1,13 @@
-"""Clients on this machine: the plain loop and the vmap runtime, which differ in chunk size alone.
+"""Clients on this machine: the loop and the vmap runtime, which differ only in chunk size.
 
-Both call `client_side.train` on stacked clients: the loop runtime with one client at a time, the
-vmap runtime with as many as the memory bound allows. Since a client's random stream depends on
-nothing but (seed, round, client), the two agree to rounding (`test_runtimes.py` states how
-closely).
+Both call `client_side.train` on stacked clients: the loop runtime one client at a time, the vmap
+runtime as many as fit into memory. A client's random stream depends only on (seed, round, client),
+so the two agree up to rounding (`test_runtimes.py` says how closely).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,8 +20,8 @@ from corefed.training import client_side
 class LocalClients:
     """All clients of one or several runs (seeds) on one device.
 
-    Row g N + i is client i of run g. State is kept stacked, so that a full cohort in one chunk
-    moves nothing.
+    Row g N + i is client i of run g. State is stacked, so that a full cohort in one chunk is not
+    copied.
     """
 
     def __init__(
@@ -46,10 +45,11 @@ class LocalClients:
     def train(
         self, round_: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]
     ) -> tuple[list[Update], Tensor, Tensor]:
-        """One round of every run's cohort: their updates, and mean loss and examples per run."""
+        """One round of every run's cohort: updates, mean loss and examples, per run."""
         rows = [g * self.per_run + i for g, cohort in enumerate(cohorts) for i in cohort]
         parts = []
-        for chunk in _chunks(rows, self.chunk):
+        for first in range(0, len(rows), self.chunk):
+            chunk = rows[first : first + self.chunk]
             streams = self.streams(chunk, round_)
             trained = client_side.train(
                 self.method,
@@ -83,13 +83,12 @@ class LocalClients:
 
 
 def chunk_for(server: Tree, data: ClientData, memory_mb: int, activations: int = 0) -> int:
-    """How many clients to train at once within a memory bound.
+    """How many clients to train at once within the memory.
 
-    A client in training holds about eight copies of what the server sends (posterior, localised
-    model, two moments each, gradients, noise and scratch) beside its data, and the `activations`
-    numbers that its minibatch leaves for back-propagation, with a quarter more on the way back. On
-    a CPU, vectors of more than about 8 MiB for all clients together fall out of the cache and into
-    fresh pages of the allocator: measured slower, so the chunk stops there.
+    A client in training needs about eight copies of what the server sends (posterior, localized
+    model, two moments each, gradients, noise, scratch), its data, and the `activations` of its
+    minibatch, with a quarter more for back-propagation. On a CPU, vectors above about 8 MiB for all
+    clients together were measured slower, because they exceed the cache, so the chunk stops there.
     """
     state = sum(value.numel() * value.element_size() for value in server.values())
     per_client = 8 * state + 2 * 4 * data.x[0].numel() + 5 * activations
@@ -99,18 +98,9 @@ def chunk_for(server: Tree, data: ClientData, memory_mb: int, activations: int =
     return min(bound, len(data.weight))
 
 
-def _chunks(rows: list[int], size: int) -> Iterator[list[int]]:
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
-
-
-def _contiguous(rows: Sequence[int]) -> bool:
-    return list(rows) == list(range(rows[0], rows[0] + len(rows)))
-
-
 def _take(tree: Tree, rows: Sequence[int]) -> Tree:
-    """Rows of every tensor: a view where they lie side by side, else a copy."""
-    if _contiguous(rows):
+    """Rows of every tensor: a view where they are contiguous, else a copy."""
+    if list(rows) == list(range(rows[0], rows[0] + len(rows))):
         return {k: v[rows[0] : rows[-1] + 1] for k, v in tree.items()}
     return {k: v[torch.tensor(rows, device=v.device)] for k, v in tree.items()}
 

@@ -28,23 +28,23 @@ Line = dict[str, Any]
 
 
 class Answer(NamedTuple):
-    """What the cohorts of a round give the server."""
+    """The result of a round's cohorts."""
 
     updates: list[Update]  # one per run (seed)
-    numbers: Line  # what the round's line says about training: loss, examples, bytes, coreset
+    numbers: Line  # about training, for the round's line: loss, examples, bytes, coreset
 
 
 class Clients(Protocol):
-    """All clients of one or several runs (seeds), wherever they are.
+    """All clients of one or several runs (seeds), on this machine or others.
 
-    Private state is theirs: the loop never sees it.
+    The loop never sees their private state.
     """
 
     def train(self, t: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]) -> Answer:
         """Round t (from 0) of each run's cohort, from its server's state."""
 
     def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:
-        """What the round's line says about the models: metrics, clients, classes."""
+        """About the models, for the round's line: metrics, clients, classes."""
 
 
 def run_rounds(
@@ -58,10 +58,10 @@ def run_rounds(
     on_round: Callable[[Line, list[Tree], bool], None] = lambda line, servers, last: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Tree]:
-    """Rounds from len(lines) to the last; each adds its line. Returns the servers after it.
+    """Run rounds from len(lines) to the last; each adds a line. Returns the servers.
 
-    `evaluated` says whether round t is; by default the last one, and about ten on the way.
-    `on_round` is called after each round and told whether it is the last; `stop` may end the run.
+    `evaluated` says whether to evaluate round t; by default the last one and about ten before.
+    `on_round` is called after each round, with whether it is the last; `stop` may end the run.
     """
     for t in range(len(lines), run.rounds):
         began = time.perf_counter()
@@ -85,13 +85,13 @@ def run_rounds(
 
 
 def is_evaluated(run: Run, t: int) -> bool:
-    """Whether round t (from 0) is evaluated: at the end, and every so often on the way."""
+    """Whether round t (from 0) is evaluated: the last one, and some before."""
     every = run.evaluate_every or max(1, run.rounds // 10)
     return t + 1 == run.rounds or (t + 1) % every == 0
 
 
 def peak_memory_mb(device: str) -> float:
-    """The most memory this process has held so far: the GPU's, or the machine's."""
+    """The largest memory of this process so far, on the GPU or else on the machine."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device) / 2**20
     import resource  # not on Windows
@@ -101,7 +101,7 @@ def peak_memory_mb(device: str) -> float:
 
 
 def size_of(tree: Tree) -> int:
-    """Bytes of a tree's tensors."""
+    """Bytes of a tree."""
     return sum(value.numel() * value.element_size() for value in tree.values())
 
 

@@ -1,17 +1,16 @@
-"""A client that took no part in training gets a model of its own: `corefed personalize`.
+"""Train a model for a client that joins after training: `corefed personalize`.
 
-The run's server stays as it is, and nothing is sent anywhere. The newcomer begins where a client
-begins that the server sends its state v to, and trains on its own data alone:
+The server does not change, and nothing is sent. The newcomer starts from the server's state v and
+trains on its own data alone:
 
     a personal model (pfedbayes and what builds on it, pfedme)   q starts at v, then rounds of the
-                     run's local steps; v comes back at the start of each, so that q stays near it
+                     run's local steps; each starts from v again, so that q stays near it
     a start to adapt (per-fedavg)       its gradient steps on all of the newcomer's training data
     one model for all (fedavg, bnfed, submodular-*)   fine-tuned: all steps from the shared model
 
-A method that shares nothing (independent) has nothing to start from, and is refused.
-
-`docs/newcomers.md` has the measurements behind STEPS, and behind training on at least a minibatch:
-a smaller coreset takes as long a step, and was less accurate.
+A method that shares nothing (independent) is refused. docs/newcomers.md has the measurements behind
+STEPS, and behind a coreset of at least one minibatch: smaller ones save no time per step, and were
+less accurate.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from corefed.methods import registry
 from corefed.models.network import Model
 from corefed.settings.config import LOCAL, Experiment, check, to_dict
 from corefed.training import client_side, local, record
-from corefed.training.evaluate import Evaluation, by_label, evaluate, means_of
+from corefed.training.evaluate import Evaluation, evaluate, means_of
 from corefed.training.fitted import Fitted
 from corefed.training.loop import Answer, Line, run_rounds, size_of
 from corefed.training.setup import Setup, network
 
 STEPS = 200
-"""Local steps of a newcomer. Between 40 and 640 accuracy moved by less than a point on MNIST, by
-two or three on Fashion-MNIST with 10 points (docs/newcomers.md)."""
+"""Local steps. Between 40 and 640 accuracy changed by less than a percentage point on MNIST, and by
+two or three on Fashion-MNIST with 10 points."""
 
 
 class Newcomer(NamedTuple):
-    """A client that has joined: a finished run of one client, and what it is compared with."""
+    """A client that has joined, as a finished run of one client."""
 
     setup: Setup
     server: Tree
@@ -53,9 +52,9 @@ class Newcomer(NamedTuple):
 
 
 def rounds_of(method: Method, server: Tree, data: ClientData, steps: int, each: int) -> list[int]:
-    """Steps of each round, `each` at most where a method has a personal model that lasts.
+    """Steps of each round, at most `each` where the method keeps a personal model.
 
-    A model that is fine-tuned begins every round at the server's, so that it has one.
+    Fine-tuning has one round, because every round starts from the server's model.
     """
     one = ClientData(*(field[:1, :1] for field in data))
     broadcast = {name: value.unsqueeze(0) for name, value in server.items()}
@@ -73,7 +72,7 @@ def adapt(
     rounds: Sequence[int],
     batch: int,
 ) -> Iterator[client_side.Trained]:
-    """Round after round of C newcomers, from a server that stays as it is."""
+    """Rounds of C newcomers, from a server that does not change."""
     broadcast = {name: value.expand(len(who), *value.shape) for name, value in server.items()}
     private = client_side.start(method, broadcast, data)
     for t, steps in enumerate(rounds):
@@ -109,15 +108,11 @@ class Joining:
     def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:
         setup = self.setup
         found = _metrics(setup, setup.method, setup.clients, servers[0])
-        return {
-            "metrics": {name: [value] for name, value in found.metrics[0].items()},
-            "clients": found.clients,
-            "classes": by_label(found.classes, setup.data.labels),
-        }
+        return found.line(setup.data.labels)
 
 
 def with_personal(method: Method) -> Method:
-    """The method with a personal model of each client, a fine-tuned one where it has no other."""
+    """The method with a personal model; where it has none, the fine-tuned one."""
 
     def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
         found = method.models(broadcast, private, data)
@@ -129,7 +124,7 @@ def with_personal(method: Method) -> Method:
 def settings_for(
     experiment: Experiment, points: int, steps: int | None, fraction: float | None
 ) -> tuple[Experiment, int]:
-    """The experiment of a newcomer with so many training points, checked, and its steps."""
+    """The checked experiment of a newcomer with `points` training points, and its steps."""
     run, settings = experiment.run, experiment.settings
     own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     if steps is not None and steps < 1:
@@ -159,7 +154,7 @@ def join(
     device: str = "auto",
     compare: bool = True,
 ) -> Newcomer:
-    """Train the one client of `data` from the run's server; `compare` it with one trained alone."""
+    """Train the one client of `data` from the run's server; `compare` it with training alone."""
     seeds = model.experiment.run.seeds
     g = model.place(model.names[0], seed)[0]
     who = Who(seeds[g], len(model.names))  # numbered as the next client of the run
@@ -224,7 +219,7 @@ def _refuse_divergence(loss: float) -> None:
 
 
 def _compare(setup: Setup, server: Tree, who: Who, plan: Sequence[int], line: Line) -> None:
-    """Add metrics of a model that was trained alone, as many steps from the initial state."""
+    """Add the metrics of a model trained alone, with the same steps from the initial state."""
     run, data = setup.experiment.run, setup.data
     method, start = _alone(setup.experiment, setup.model, server, who.seed)
     clients = local.LocalClients(method, data.train, run.seeds, [start], setup.clients.work, 1)
@@ -244,7 +239,7 @@ def _metrics(setup: Setup, method: Method, clients: local.LocalClients, server: 
 
 
 def _alone(experiment: Experiment, network: Model, like: Tree, seed: int) -> tuple[Method, Tree]:
-    """The same method on all of the client's points, and the state that the run began with."""
+    """The same method on all of the client's points, and the initial state of the run."""
     settings = experiment.settings
     if "fraction" in to_dict(experiment):
         settings = dataclasses.replace(settings, fraction=1.0)

@@ -12,7 +12,7 @@ from corefed.training.record import main_model
 
 @contextmanager
 def progress(total: int, *, silent: bool = False) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that shows the line of a round; without a terminal, only those with metrics."""
+    """Yields a function that shows a round's line; without a terminal, only those with metrics."""
     known: dict[str, str] = {}
     with bars(keep=True, silent=silent) as shown:
 
@@ -27,7 +27,7 @@ def progress(total: int, *, silent: bool = False) -> Iterator[Callable[[dict[str
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, str]:
-    """What is worth watching, as means over seeds."""
+    """The numbers to show, as means over seeds."""
     numbers = {"loss": f"{_mean(line['loss']):.3f}"} if None not in line["loss"] else {}
     metrics = line.get("metrics", {})
     model = main_model(metrics)

@@ -1,16 +1,16 @@
 """The folder of a run: experiment.toml, rounds.jsonl, checkpoint/, summary.json.
 
     experiment.toml                 every setting, so that the run can be repeated; written first
-    data.json                       what each client has, and how points are made ready
-    rounds.jsonl                    one line a round
+    data.json                       what each client has, and how points are prepared
+    rounds.jsonl                    one line per round
     checkpoint/state.safetensors    the last checkpoint, see `checkpoint.py`
-    fitted.safetensors              the models, and held_out.safetensors what they say of the test
-                                    points, see `fitted.py`
-    summary.json                    the result; written last, so it means that the run is complete
+    fitted.safetensors              the models, see `fitted.py`
+    held_out.safetensors            their predictions of the test points, see `fitted.py`
+    summary.json                    the result; written last, so the run is complete where it exists
 
 Files are replaced whole (temporary file, fsync, rename), except rounds.jsonl, which grows; a
-resumed run cuts it back to the rounds its checkpoint has seen. `summary.json` is a function of the
-first two files, so that an unfinished run can be read as well.
+resumed run cuts it back to the rounds of its checkpoint. `summary.json` can be made from
+experiment.toml and rounds.jsonl, so that an unfinished run can be read too.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ if TYPE_CHECKING:  # a record is read without torch
     from corefed.training.checkpoint import State
 
 SCHEMA = 1
-"""Of summary.json; grows when a key changes its meaning."""
+"""Of summary.json; increase it when a key changes its meaning."""
 
 EXPERIMENT, ROUNDS, SUMMARY = "experiment.toml", "rounds.jsonl", "summary.json"
 STATE = "checkpoint/state.safetensors"
 EVENTS = "events.jsonl"
-"""Of a run of a real federation: who was missing, refused or late."""
+"""Of a real federation: which clients were missing, refused or late."""
 
 Line = dict[str, Any]
 
 MODELS = ("personal", "global", "localized", "others")
-"""Kinds of models that a method may have; a method is judged by the first that it has."""
+"""Kinds of models; the first that a method has is its main model."""
 
 
 def default_folder(data: str, method: str) -> Path:
-    """runs/<data>-<method>-<time>, a name that is free."""
+    """runs/<data>-<method>-<time>, a folder that does not exist."""
     stem = re.sub(r"[^A-Za-z0-9.]+", "-", f"{data}-{method}").strip("-")
     base = Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 100))]
@@ -60,18 +60,18 @@ def default_folder(data: str, method: str) -> Path:
 
 
 def begun(path: Path) -> bool:
-    """Whether a run has started to record itself here."""
+    """Whether the folder has a run, finished or not."""
     return (path / EXPERIMENT).exists()
 
 
 class Folder:
-    """One run's folder. Every failing write is a UserError that says what is left."""
+    """One run's folder. A failing write is a UserError that says what is left."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def refuse_existing(self, hint: str = "") -> None:
-        """Two runs must not mix, and a result must not be overwritten by a slip."""
+        """Two runs must not mix, and a result must not be overwritten."""
         hint = hint or f"choose another --out, or go on with the run by --resume {self.path}"
         files.refuse_existing(self.path, hint, among=(EXPERIMENT, ROUNDS, SUMMARY, STATE))
 
@@ -80,7 +80,7 @@ class Folder:
             raise UserError(f"{self.path} holds no run to resume; start one with --out.")
 
     def create(self, experiment: Experiment) -> None:
-        """Make the folder and write what the run is going to be."""
+        """Make the folder and write the settings."""
         made = [p for p in (self.path, *self.path.parents) if not p.exists()]
         try:
             with self._writing("Nothing was written"):
@@ -93,17 +93,19 @@ class Folder:
             raise
 
     def resume(self, experiment: Experiment) -> tuple[list[Line], State | None]:
-        """The lines and the state to go on from, after cutting off unfinished rounds.
+        """The lines and the state to resume from; unfinished rounds are cut off.
 
-        A run that was killed before its first checkpoint starts again from nothing.
+        A run that was killed before its first checkpoint starts again.
         """
         from corefed.training.checkpoint import decode  # torch takes a second
 
         self.refuse_missing()
         state = None
         if (self.path / STATE).exists():
-            with self._reading(STATE):
+            try:
                 content = (self.path / STATE).read_bytes()
+            except OSError as error:
+                raise UserError(f"Cannot read {self.path / STATE}: {error.strerror}.") from error
             state = decode(content, to_dict(experiment), str(self.path / STATE))
         done = state.round if state is not None else 0
         rounds = experiment.run.rounds
@@ -124,7 +126,7 @@ class Folder:
         return lines, state
 
     def append(self, line: Line) -> None:
-        """Add a round; a line that does not fit on the disk is taken back."""
+        """Add a round; a line that does not fit on the disk is removed."""
         path = self.path / ROUNDS
         size = path.stat().st_size if path.exists() else 0
         with self._writing(f"The rounds before {line['round']} are kept"):
@@ -139,7 +141,7 @@ class Folder:
     def checkpoint(
         self, values: Mapping[str, object], round_: int, servers: Sequence[Tree], private: Tree
     ) -> None:
-        """Replace the checkpoint; when that fails, the one before is still there."""
+        """Replace the checkpoint; if that fails, the previous one is kept."""
         from corefed.training.checkpoint import encode  # torch takes a second
 
         content = encode(values, round_, servers, private)
@@ -148,7 +150,7 @@ class Folder:
             self._replace(STATE, content)
 
     def keep(self, write: Callable[[Path], None]) -> None:
-        """Let another part of the program write its files beside the record."""
+        """Let `write` add its files to the folder."""
         with self._writing("What was recorded before is kept"):
             write(self.path)
 
@@ -160,7 +162,7 @@ class Folder:
         files.replace(self.path / name, content)
 
     def _cut(self, done: int) -> list[Line]:
-        """The first `done` lines of rounds.jsonl; what follows them is cut off."""
+        """The first `done` lines of rounds.jsonl; the rest is cut off."""
         path = self.path / ROUNDS
         lines, end = read_lines(path, done)
         if len(lines) < done:
@@ -179,21 +181,14 @@ class Folder:
         except OSError as error:
             raise UserError(f"Cannot write into {self.path}: {error.strerror}. {kept}.") from error
 
-    @contextmanager
-    def _reading(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(f"Cannot read {self.path / name}: {error.strerror}.") from error
-
 
 def main_model(metrics: Mapping[str, Any]) -> str:
-    """The personal model, or what a method without one has: the global model."""
+    """The first kind in MODELS that has metrics."""
     return next((m for m in MODELS if any(name.startswith(f"{m}_") for name in metrics)), MODELS[0])
 
 
 def read_lines(path: Path, most: int | None = None) -> tuple[list[Line], int]:
-    """The whole lines of rounds.jsonl, at most `most`, and where the last of them ends."""
+    """The complete lines of rounds.jsonl, at most `most`, and where the last one ends."""
     lines: list[Line] = []
     end = 0
     content = path.read_bytes() if path.exists() else b""
@@ -212,7 +207,7 @@ def read_lines(path: Path, most: int | None = None) -> tuple[list[Line], int]:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
-    """Summary and lines of a run; the summary of an unfinished run is made from its lines."""
+    """Summary and lines of a run; an unfinished run is summarised from its lines."""
     try:
         lines, _ = read_lines(path / ROUNDS)
         if (path / SUMMARY).exists():
@@ -236,13 +231,13 @@ def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
 def summarise(
     values: Mapping[str, Any], lines: Sequence[Line], environment: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What summary.json holds. Metrics are the last evaluated round's, never the best one's.
+    """The content of summary.json. Metrics are of the last evaluated round, not of the best.
 
-    Costs are of all seeds together; seconds are those of training, without evaluation.
+    Costs are sums over seeds; seconds are of training, without evaluation.
     """
     last = next((line for line in reversed(lines) if "metrics" in line), {})
     evaluated: dict[str, list[float]] = last.get("metrics", {})
-    figures = lines[-1]["coreset"] if lines else {}
+    coreset = lines[-1]["coreset"] if lines else {}
     seconds = sum(line["seconds"] for line in lines)
     return {
         "schema": SCHEMA,
@@ -257,7 +252,7 @@ def summarise(
         },
         "coreset": {
             "fraction": values.get("fraction", 1.0),  # a method without one trains on all data
-            **{name: statistics.fmean(each) for name, each in figures.items() if None not in each},
+            **{name: statistics.fmean(each) for name, each in coreset.items() if None not in each},
         },
         "cost": {
             "seconds": seconds,
@@ -274,7 +269,7 @@ def summarise(
 
 
 def _selection_cost(lines: Sequence[Line]) -> dict[str, float]:
-    """Points that went forward in choosing coresets, where the method counts them."""
+    """Forward passes of the selection, where the method counts them."""
     counted = [sum(line["selection_examples"]) for line in lines if "selection_examples" in line]
     return {"selection_examples": sum(counted)} if counted else {}
 
@@ -288,8 +283,8 @@ def over_seeds(each: Sequence[float]) -> dict[str, Any]:
 
 
 def environment(device: str) -> dict[str, Any]:
-    """What a number may depend on beside the settings."""
-    import numpy
+    """What results may depend on beside the settings."""
+    import numpy  # torch takes a second
     import torch
 
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()

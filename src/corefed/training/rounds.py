@@ -1,4 +1,4 @@
-"""A simulated run: clients on this machine, the round loop, the folder it is recorded in."""
+"""A simulated run: clients on this machine, the round loop, the folder of the run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from corefed.data.clients import FederatedData
 from corefed.models.own import Factory
 from corefed.settings.config import Experiment, Run, to_dict
 from corefed.training import checkpoint, client_side, fitted, record
-from corefed.training.evaluate import by_label, evaluate, means_of
+from corefed.training.evaluate import evaluate, means_of
 from corefed.training.loop import Answer, Line, run_rounds, size_of
 from corefed.training.setup import Setup, prepare
 
 
 class Result(NamedTuple):
-    """A run that ended: its summary, and whether it reached its last round or was stopped."""
+    """A run that reached its last round or was stopped."""
 
     summary: dict[str, Any]
     finished: bool
-    setup: Setup  # clients as they are now, to predict with
+    setup: Setup  # with the clients as they are now
     servers: list[Tree]
 
 
@@ -40,12 +40,12 @@ def train(
     on_round: Callable[[Line], None] = lambda line: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Run an experiment, recording it in the folder `out` if there is one.
+    """Run an experiment and record it in the folder `out`, if given.
 
-    Whatever can be refused is refused before `out` is made. `stop` is asked after each round; a run
-    that it ends has its checkpoint, and `resume` goes on from there to the same result. `on_begin`
-    is told every setting and the rounds that are there already. `data`, and a `factory` of
-    networks, are taken instead of those that the experiment names.
+    Mistakes are refused before `out` is created. `stop` is called after each round; a run that it
+    ends has a checkpoint, and `resume` continues it to a bit-identical result. `on_begin` gets all
+    settings and the rounds that exist already. `data`, and a `factory` of networks, replace those
+    that the experiment names.
     """
     folder = None if out is None else record.Folder(out)
     if folder is not None and not resume:
@@ -116,15 +116,10 @@ class Simulation:
         found = evaluate(
             setup.clients, setup.method, servers, data.test, t, draws, data.classes, data.unit
         )
-        names = found.metrics[0]
-        return {
-            "metrics": {name: [each[name] for each in found.metrics] for name in names},
-            "clients": found.clients,
-            "classes": by_label(found.classes, data.labels),
-        }
+        return found.line(data.labels)
 
     def _selection_cost(self) -> list[float]:
-        """Forward passes spent on selecting so far, by run; empty where they are not counted."""
+        """Forward passes spent on selection so far, per run; empty where they are not counted."""
         spent = client_side.selection_cost(self.setup.method, self.setup.clients.private)
         if spent is None:
             return []

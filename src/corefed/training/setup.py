@@ -1,4 +1,4 @@
-"""From an `Experiment` to everything a run needs: data, model, method, clients, first servers."""
+"""From an `Experiment` to all that a run needs: data, model, method, clients, servers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from corefed.training import local
 
 
 class Setup(NamedTuple):
-    """A run about to begin. Row g N + i of the data is client i of the g-th seed."""
+    """A run before its first round. Row g N + i of the data is client i of the g-th seed."""
 
-    experiment: Experiment  # concrete: nothing left to be chosen by default
+    experiment: Experiment  # with all defaults filled in
     data: FederatedData
     model: Model
     method: Method
@@ -39,7 +39,7 @@ class Setup(NamedTuple):
     servers: list[Tree]  # one per seed
 
     def trees(self, servers: list[Tree]) -> Trees:
-        """The run as it is now, ready to be saved."""
+        """The current state, to be saved."""
         return Trees(
             self.experiment.run, self.data, self.method, servers, self.clients.private,
             self.clients.chunk,
@@ -47,18 +47,18 @@ class Setup(NamedTuple):
 
 
 class Trees(NamedTuple):
-    """A run's state without a runtime: all that is needed to save it or to predict with it."""
+    """A run's state without a runtime: enough to save it or to predict."""
 
     run: Run
     data: FederatedData
     method: Method
     servers: list[Tree]  # one per seed
     private: Tree  # [G N, ...] row g N + i is client i of the g-th seed
-    chunk: int = 1  # clients whose models are made at once
+    chunk: int = 1  # clients per pass when models are made
 
 
 def concrete(experiment: Experiment) -> Experiment:
-    """Fill in what depends on the machine or the data, so that the record says what was run."""
+    """Fill in the settings that depend on the machine or the data."""
     run = experiment.run
     arrays = datasets.look(run.data, _folder(run))
     client = run.client_column
@@ -68,8 +68,8 @@ def concrete(experiment: Experiment) -> Experiment:
     model = run.model
     if model == "auto":
         model = "cnn" if datasets.has_images(run.data, embedding) else "mlp"
-    # Pixels of one sign slow a convolutional network down: four clients of CIFAR-10 had 67 % of
-    # their test points right after 15 rounds with pixels centred and scaled, 59 % without.
+    # A convolutional network learns faster from centred pixels: four clients of CIFAR-10 had an
+    # accuracy of 67 % after 15 rounds with pixels centred and scaled, 59 % without.
     scale = run.scale
     if scale == "auto":
         scale = "standard" if model == "cnn" else "unit"
@@ -94,10 +94,9 @@ def prepare(
     data: FederatedData | None = None,
     factory: Factory | None = None,
 ) -> Setup:
-    """Load, check and deal the data; build model, method and clients. Writes nothing.
+    """Load, check and split the data; build model, method and clients. Writes nothing.
 
-    Data that are at hand already, clients and all, are taken instead of those the run names, and
-    so is a factory of networks.
+    `data` and `factory`, if given, replace the data and the network that the run names.
     """
     experiment = concrete(experiment)
     run = experiment.run
@@ -109,7 +108,7 @@ def prepare(
         )
     data = load(run) if data is None else data
     clients = len(data.names) // len(run.seeds)
-    if clients != run.clients:  # they are the values of a column
+    if clients != run.clients:  # they come from a column
         run = dataclasses.replace(run, clients=clients)
         experiment = dataclasses.replace(experiment, run=run)
     data = data._replace(train=data.train.to(device), test=data.test.to(device))
@@ -132,21 +131,20 @@ def prepare(
 
 
 def load(run: Run, *, download: bool = True) -> FederatedData:
-    """The federations of all seeds of a concrete run, one after the other along the client axis.
+    """The federations of all seeds of a concrete run, stacked along the client axis.
 
-    Named sets that are not at hand are fetched, unless `download` is off.
+    Missing data sets are downloaded, unless `download` is off.
     """
     spec = run.partition or partition.default_for(run.data)
     bound = max(1, run.memory_mb // len(run.seeds))
     many: list[FederatedData] = []
     dataset: Dataset | None = None
     for seed in run.seeds:
-        if dataset is None or run.data.startswith("synthetic-"):  # drawn anew for each seed
+        if dataset is None or run.data.startswith("synthetic-"):  # redrawn for each seed
             dataset = pool(run, spec, seed, download=download)
         count = partition.client_count(spec, dataset, run.clients)
         check_cohort(run.cohort, count)
-        dealt = partition.split(spec, dataset, count, seed)
-        splits = partition.thin(dealt, run.keep, seed)
+        splits = partition.thin(partition.split(spec, dataset, count, seed), run.keep, seed)
         names = partition.client_names(spec, dataset, count)
         data = federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
         notes = (*data.notes, *partition.notes(spec, splits, dataset))
@@ -162,7 +160,7 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
 
 
 def pool(run: Run, spec: str, seed: int, *, download: bool = True) -> Dataset:
-    """The points of a run before they are dealt by a partition."""
+    """The points of a run before they are split."""
     natural = spec == "natural"
     reading = Settings(
         run.target,
@@ -198,7 +196,7 @@ def network(
     targets: int,
     factory: Factory | None = None,
 ) -> Model:
-    """From features or images of a shape to classes, or to targets where classes is 0."""
+    """The network for points of a shape, to classes, or to targets where classes is 0."""
     noise = run.noise, run.learn_noise
     likelihood: Likelihood = Categorical(classes) if classes else Gaussian(targets, *noise)
     if factory is not None or own.is_own(run.model):
