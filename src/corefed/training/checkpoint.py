@@ -81,7 +81,7 @@ def decode(content: bytes, values: Mapping[str, object], where: str) -> State:
             f"{where} belongs to another experiment: {changed}; resume with the settings it was "
             "written with, or start a new run."
         )
-    # The library's tensors share the file's memory, whose alignment can change the last bit of a sum.
+    # Tensors in the file's memory may be misaligned, which can change the last bit of a sum.
     return State(about["round"], {k: v.clone() for k, v in tensors.items()})
 
 

@@ -1,4 +1,4 @@
-"""What a trained model is for: predictions with a review flag, export, the scikit-learn face.
+"""Use of trained models: predictions with a review flag, newcomers, the scikit-learn interface.
 
 May import training and the rooms below it.
 """

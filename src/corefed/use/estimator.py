@@ -1,7 +1,7 @@
-"""`Federation`: train on arrays, predict, keep and read again, in the habits of scikit-learn.
+"""`Federation`: train on arrays, predict, save and load, with an API like scikit-learn's.
 
-The data of each client are a pair (X, y) of a mapping. Everything else is what `corefed run` does:
-the same settings, the same training, and `save` writes the folder that every command reads.
+The data are one pair (X, y) per client. Settings and training are those of `corefed run`, and
+`save` writes the folder that every command reads.
 """
 
 from __future__ import annotations
@@ -30,39 +30,38 @@ from corefed.training.progress import progress
 from corefed.use.predictor import Personal, Predictor
 
 FILE = "estimator.json"
-"""What a run's folder has beside the usual: names and classes in the types that they had."""
+"""An extra file in the folder of a run: names and classes in their Python types."""
 
 FROM_FIT = {
     *("data", "classes", "embedding", "bad_images", "target", "client_column", "categorical"),
     *("ignore", "missing", "smallest_client", "partition", "clients", "keep", "data_dir"),
 }
-"""Settings of a run that follow from what `fit` is given."""
+"""Settings that follow from the arguments of `fit`."""
 
 
 class Federation:
     """Personalised Bayesian federated learning on arrays in memory.
 
-    Every setting is given by name, and is one of those that `corefed methods NAME --all` lists:
-    those of every run (rounds, local_steps, hidden, ...) and those of the method (fraction, zeta,
-    ...). None stands for a setting's default.
+    Settings are given by name; `corefed methods NAME --all` lists them: those of every run (rounds,
+    local_steps, hidden, ...) and those of the method (fraction, zeta, ...). None means the default.
 
     Args:
         method: The method to train; `corefed methods` lists them.
-        model: The network: None for a fully connected one (a convolutional one for points of three
-            axes), "mlp", "cnn", "package.module:factory", or the factory itself: a function that
-            makes an nn.Module, or its class. It is given those of `inputs` (features of a point),
-            `shape` (of a point) and `outputs` (classes, or targets) that it takes.
-        seed: Of the initial weights, the noise, and the points held out; several seeds train
-            several repetitions, of which the first one predicts.
-        test_fraction: Part of each client's points, of each of its classes, that is held out where
-            `fit` is given no test points.
+        model: The network: None for a fully connected one (convolutional for points of three axes),
+            "mlp", "cnn", "package.module:factory", or the factory itself: a function that makes an
+            nn.Module, or its class. It gets those of `inputs` (features per point), `shape` (of a
+            point) and `outputs` (classes, or targets) that it takes.
+        seed: Of the initial weights, the noise and the held-out points. Several seeds train several
+            repetitions; the first one predicts.
+        test_fraction: Share of each client's points, per class, that is held out where `fit` gets
+            no test points.
         settings: Any other setting.
 
     Attributes:
         classes_: The classes in the order of predicted probabilities; empty for a regression.
-        history_: One dictionary a round, as a line of rounds.jsonl.
-        summary_: What summary.json holds: settings, metrics over seeds, cost, environment.
-        n_features_in_: Number of features of a point.
+        history_: One dictionary per round, as a line of rounds.jsonl.
+        summary_: The content of summary.json: settings, metrics over seeds, cost, environment.
+        n_features_in_: Number of features per point.
     """
 
     classes_: Array
@@ -83,9 +82,9 @@ class Federation:
         self.test_fraction = test_fraction
         self._settings = settings
         self._fitted: Fitted | None = None
-        self._trained: rounds.Result | None = None  # of `fit`; what `load` read is in a folder
+        self._trained: rounds.Result | None = None  # None after `load`, whose run is in a folder
         self._names: list[Any] = []
-        self._experiment()  # refuses what is misspelt at once, as Python does with arguments
+        self._experiment()  # refuses misspelt settings at once
 
     def fit(
         self, clients: Clients, test: Clients | None = None, *, progress: bool = False
@@ -93,17 +92,17 @@ class Federation:
         """Train all clients' models.
 
         Args:
-            clients: Name -> (X, y), or (X_train, y_train, X_test, y_test). X has a row a point:
-                numpy arrays, tensors, lists. Whole numbers and text in y are classes, of which a
-                client need not have all; floating-point numbers are targets of a regression.
+            clients: Name -> (X, y), or (X_train, y_train, X_test, y_test). X has one row per point:
+                a numpy array, tensor or list. Whole numbers and text in y are classes, and a client
+                need not have all of them; floating-point numbers are regression targets.
             test: Name -> (X, y) of test points, where `clients` has none.
-            progress: Show rounds, figures and notes on stderr.
+            progress: Show rounds, numbers and notes on stderr.
 
         Returns:
             The federation itself.
         """
         pool = memory.gather(clients, test, str(self._settings.get("task") or "auto"))
-        experiment = self._experiment(_of_data(pool, self.model, self._settings))
+        experiment = self._experiment(_settings_from_data(pool, self.model, self._settings))
         factory = None if isinstance(self.model, str) else self.model
         data = memory.federate(pool, experiment.run, self.test_fraction)
         lines: list[dict[str, Any]] = []
@@ -116,15 +115,10 @@ class Federation:
 
             trained = rounds.train(experiment, data=data, factory=factory, on_round=on_round)
         setup = trained.setup
-        about = fitted.describe(setup.data)
+        described = fitted.describe(setup.data)["clients"]
         models = fitted.models_of(setup.trees(trained.servers))
         self._fitted = Fitted(
-            Path(MEMORY),
-            setup.experiment,
-            data.preparations,
-            about["clients"],
-            setup.method,
-            models,
+            Path(MEMORY), setup.experiment, data.preparations, described, setup.method, models
         )
         self._trained, self._names = trained, pool.names
         self._found(pool.classes, trained.summary, lines)
@@ -132,21 +126,21 @@ class Federation:
 
     @property
     def personal(self) -> Personal:
-        """Client -> its own model, a mapping: `federation.personal["north"].predict_proba(X)`."""
+        """Client -> its personal model: `federation.personal["north"].predict_proba(X)`."""
         return Personal(self._names, self._ready("personal"), self.classes_)
 
     @property
     def global_(self) -> Predictor:
-        """The model that all clients share, where the method has one."""
+        """The global model, where the method has one."""
         ready = self._ready("global")
         return Predictor(ready, ready.names[0], "global", self.classes_)
 
     def evaluate(self) -> dict[str, Any]:
-        """Figures on the clients' test points, after the last round.
+        """Metrics on the clients' test points, after the last round.
 
         Returns:
             "metrics": personal_accuracy, personal_nll, global_accuracy, ... (rmse for regressions)
-                over all clients' points, means over seeds; `summary_` has each seed's.
+                over all clients' points, as means over seeds; `summary_` has them per seed.
             "clients": name -> accuracy (or RMSE) of its personal model; None without test points.
         """
         self._ready()
@@ -159,8 +153,7 @@ class Federation:
         }
 
     def save(self, folder: str | Path) -> Path:
-        """Write the folder of a run, which `corefed compare`, report, predict, export and `load`
-        read; it must not hold one already."""
+        """Write the folder of a run, for `load` and all commands; it must not have one already."""
         ready, path = self._ready(), Path(folder)
         record.Folder(path).refuse_existing("save into another folder")
         if self._trained is None:
@@ -191,11 +184,11 @@ class Federation:
 
     @classmethod
     def load(cls, folder: str | Path, *, model: Factory | None = None) -> Federation:
-        """A fitted federation from the folder of a run, also one that `corefed run` wrote.
+        """A fitted federation from the folder of a run, also one of `corefed run`.
 
         Args:
             folder: The folder.
-            model: The factory of the network, where it was one that no module:factory names.
+            model: The factory of the network, where module:factory does not name it.
         """
         path = Path(folder)
         ready = fitted.load(path, model)
@@ -212,14 +205,13 @@ class Federation:
         return found
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The settings that were given, and the defaults of those that have a name of their own."""
+        """The given settings, and the four named arguments."""
         own = ("method", "model", "seed", "test_fraction")
         return {**{name: getattr(self, name) for name in own}, **self._settings}
 
     def set_params(self, **settings: Any) -> Federation:
-        """Change settings, all or none of them; a fitted federation stays as it was fitted."""
-        given = {**self.get_params(), **settings}
-        checked = type(self)(**given)
+        """Change settings, all or none; fitted models stay as they are."""
+        checked = type(self)(**{**self.get_params(), **settings})
         self.method, self.model, self.seed = checked.method, checked.model, checked.seed
         self.test_fraction, self._settings = checked.test_fraction, checked._settings
         return self
@@ -243,9 +235,7 @@ class Federation:
             raise UserError(f"test_fraction is {self.test_fraction}; it must be between 0 and 1.")
         flags: dict[str, Any] = {"data": MEMORY, "method": self.method, "seeds": self.seed}
         flags |= {"model": _model_name(self.model), **self._settings}
-        flags |= given or {
-            "clients": self._settings.get("cohort") or 1
-        }  # how many is not known yet
+        flags |= given or {"clients": self._settings.get("cohort") or 1}  # not known yet
         plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in flags.items()}
         return resolve(flags={k: v for k, v in plain.items() if v is not None}, where="Federation")
 
@@ -266,7 +256,7 @@ class Federation:
 
 @contextmanager
 def _shown(notes: Sequence[str], total: int) -> Iterator[Any]:
-    """What `corefed run` shows."""
+    """Show what `corefed run` shows."""
     for note in notes:
         print(f"note: {note}", file=sys.stderr, flush=True)
     with progress(total) as show:
@@ -279,7 +269,7 @@ def _model_name(model: str | Factory | None) -> str:
     return model if isinstance(model, str) else name_of(model) or MEMORY
 
 
-def _of_data(
+def _settings_from_data(
     pool: GivenPoints, model: str | Factory | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Settings that follow from the data."""
@@ -288,12 +278,12 @@ def _of_data(
     if model is None and len(shape) == 3:
         found["model"] = "cnn"
     if settings.get("scale") in (None, "auto") and len(shape) == 1:
-        found["scale"] = "features"  # as rows of numbers in a file are
+        found["scale"] = "features"  # as for rows of numbers in a file
     return found
 
 
 def _about(path: Path) -> dict[str, Any]:
-    """estimator.json; empty where a command made the run."""
+    """estimator.json; empty for a run of a command."""
     file = path / FILE
     if not file.exists():
         return {}
@@ -305,7 +295,7 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _parameters(experiment: Experiment, model: Factory | None, fraction: float) -> dict[str, Any]:
-    """Arguments that would train the run again: what differs from the defaults."""
+    """Arguments that would repeat the run: what differs from the defaults."""
     values = to_dict(experiment)
     named = {key: value for key, value in values.items() if key in ("method", "preset")}
     defaults = to_dict(resolve(flags={"data": MEMORY, **named}))

@@ -1,7 +1,7 @@
-"""A newcomer's files: its data are read, and its model is kept as the folder of a run.
+"""Read the data of a newcomer, and save its model.
 
-A newcomer is a client that joins after training (`training/newcomers.py` trains it). What is kept
-is a folder like a run's, of one client, so everything that reads runs reads newcomers too.
+A newcomer is a client that joins after training (`training/newcomers.py` trains it). It is saved as
+the folder of a run with one client, so that everything that reads runs reads newcomers too.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ FEWEST = 2
 def read(
     path: Path, model: Fitted, g: int, name: str, test_fraction: float | None, memory_mb: int
 ) -> FederatedData:
-    """The newcomer as a federation of one: its points to train on, and those to test on.
+    """The newcomer as a federation of one client, with training and test points.
 
-    Test points are those of the file where it says so (X_test), else a part of the others, drawn at
-    random. Where clients have scales of their own, the newcomer's is that of the points read first.
+    Test points are those of the file (X_test) or a random part of the others. Where clients have
+    their own scales, the newcomer's is that of its training points.
     """
     preparation = model.preparations[g]
     if test_fraction is not None and not 0 <= test_fraction < 1:
@@ -40,7 +40,7 @@ def read(
     found = inputs.read(path, preparation, name, target_wanted=True, memory_mb=memory_mb)
     notes = list(found.notes)
     if test_fraction is None and has_test_part(path):
-        train, notes = found, []  # the one there is says that the test part was not read
+        train, notes = found, []  # its note is that the test part was not read
         test = inputs.read(path, found.preparation, name, memory_mb=memory_mb)
     else:
         part = TEST_FRACTION if test_fraction is None else test_fraction
@@ -71,7 +71,7 @@ def has_test_part(path: Path) -> bool:
 
 
 def divide(found: Inputs, part: float, seed: int, path: Path) -> tuple[Inputs, Inputs]:
-    """Training and test points, drawn at random by the seed."""
+    """Training and test points, split at random."""
     n = len(found.x)
     held = round(part * n) or int(part > 0)
     if held and n < FEWEST + held:
@@ -80,10 +80,10 @@ def divide(found: Inputs, part: float, seed: int, path: Path) -> tuple[Inputs, I
             "--test-fraction 0, which tests on none."
         )
     order = torch.randperm(n, generator=rng.generator(seed, 0, rng.SERVER, "newcomer"))
-    return _some(found, order[held:].sort().values), _some(found, order[:held].sort().values)
+    return _select(found, order[held:].sort().values), _select(found, order[:held].sort().values)
 
 
-def _some(found: Inputs, rows: torch.Tensor) -> Inputs:
+def _select(found: Inputs, rows: torch.Tensor) -> Inputs:
     assert found.y is not None
     ids = tuple(found.ids[row] for row in rows.tolist())
     return found._replace(x=found.x[rows], y=found.y[rows], ids=ids)
@@ -103,7 +103,7 @@ def _notes(name: str, train: Inputs, labels: tuple[str, ...]) -> list[str]:
 
 
 def keep(place: Path, joined: Newcomer) -> None:
-    """The files of a run; summary.json comes last and says that all are there."""
+    """Write the files of a run; summary.json is the last."""
     folder = record.Folder(place)
     folder.create(joined.setup.experiment)
     folder.keep(lambda path: fitted.keep_data(path, joined.setup.data))

@@ -1,11 +1,11 @@
-"""A posterior to build a coreset on, where the user has data but no model of their own.
+"""Fit a posterior for `corefed build`, where the user has data but no model.
 
-    logistic, poisson   Laplace's approximation, a full Gaussian
+    logistic, poisson   Laplace approximation, a full Gaussian
     linear              exact, with the noise estimated from the residuals
     mlp                 mean-field Gaussian by variational inference on Eq. 1 with a fixed prior
 
-Regressions see their features standardised and an intercept, under a prior N(0, 1); the network
-sees them as they are, as in `corefed run`.
+Regressions have standardised features, an intercept and a prior N(0, 1). The network gets the
+features unscaled, as in `corefed run`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ MODELS = ("auto", "mlp", "logistic", "poisson", "linear")
 Show = Callable[[str, int, int], None]  # (stage, done, of how many)
 
 MOST_CLASSES = 100
-"""Whole-number labels with more distinct values than this are taken for measurements."""
+"""Whole numbers with more distinct values are a regression target, not classes."""
 INITIAL_STD, INITIAL_RHO, RATE, BATCH = 0.1, -3.0, 0.003, 100
-"""Start, learning rate and batch of the network's posterior; the first two as in PFedBayes. Its
-prior N(0, 0.1^2) is where the means start: one of width 1 outweighs 60000 images on a network of
-80000 weights, and a short training would not leave it."""
+"""Start, learning rate and batch of the network's posterior; the first two as in PFedBayes. The
+prior is N(0, 0.1^2), where the means start. One of width 1 dominates: 60000 images and a short
+training do not move 80000 weights away from it."""
+MOST_FEATURES = 2000
+"""Coefficients of a full covariance; its factor takes 32 MB and a few seconds."""
 
 
 class PointSet(NamedTuple):
-    """Points to choose from."""
+    """The points that a coreset is selected from."""
 
     name: str
     x: Tensor  # [n, ...] float32
@@ -50,7 +52,7 @@ class PointSet(NamedTuple):
 
 
 class PosteriorFit(NamedTuple):
-    """All that `build` needs, and a sentence about it."""
+    """All that `build` needs, and a description."""
 
     text: str
     log_likelihood: Any
@@ -60,7 +62,7 @@ class PosteriorFit(NamedTuple):
 
 
 def load(name: str, data_dir: Path | None, seed: int) -> PointSet:
-    """A named set's training points, or the arrays of npz:PATH."""
+    """The training points of a named set, or the arrays of npz:PATH."""
     if name.startswith("npz:"):
         return _from_npz(Path(name.removeprefix("npz:")))
     dataset = datasets.load(name, data_dir, seed=seed)
@@ -71,8 +73,7 @@ def load(name: str, data_dir: Path | None, seed: int) -> PointSet:
 
 
 def choose(model: str, given: PointSet) -> str:
-    """auto: logistic for two labels in an npz, a network for other labels and for named data,
-    linear for measurements in an npz."""
+    """auto: for an npz, logistic with two labels, linear with targets; otherwise a network."""
     if model not in MODELS:
         raise UserError(f"There is no model {model!r}; use one of {', '.join(MODELS)}.")
     own = given.name.startswith("npz:")
@@ -101,7 +102,6 @@ def fit(
     device: torch.device,
     show: Show,
 ) -> PosteriorFit:
-    """The posterior of a chosen model for these points."""
     if model == "mlp":
         return _network(given, hidden, steps, seed, device, show)
     return _regression(model, given)
@@ -144,10 +144,6 @@ def _regression(model: str, given: PointSet) -> PosteriorFit:
 
     full = posterior(torch.arange(len(x)), torch.ones(len(x), dtype=torch.float64))
     return PosteriorFit(text, family, full, (x, y), resample)
-
-
-MOST_FEATURES = 2000
-"""Coefficients of a full covariance: its factor takes 32 MB and a few seconds there."""
 
 
 def _network(
@@ -211,7 +207,7 @@ def _from_npz(path: Path) -> PointSet:
 
 
 def _checked(name: str, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> PointSet:
-    """Checked tensors; labels of few distinct whole numbers are numbered from 0 in their order."""
+    """Checked tensors; few distinct whole numbers become labels from 0, in order."""
     points = torch.from_numpy(np.ascontiguousarray(x, np.float32)).reshape(len(x), -1)
     column = y.reshape(len(y), -1)
     targets = torch.from_numpy(np.ascontiguousarray(column, np.float32))

@@ -1,14 +1,14 @@
-"""`corefed predict`: what a client's model says of new points, how sure it is, whom to ask.
+"""`corefed predict`: predictions for new points, their uncertainty, and a review flag.
 
-One row a point. Classification: the predicted class and its probability, all probabilities, total,
-aleatoric and epistemic uncertainty in nats. Regression, in the target's unit: mean, interval,
-standard deviation and its aleatoric and epistemic parts. `review` says whether a person should
-look: the threshold and its promise are those of `selective.py`, on the run's held-out points.
+One row per point. Classification: the predicted class and its probability, all probabilities,
+total, aleatoric and epistemic uncertainty in nats. Regression, in the target's unit: mean,
+interval, standard deviation and its aleatoric and epistemic parts. `review` means that a person
+should look; `selective.py` chooses the threshold on the run's held-out points.
 
-The interval is that of a Gaussian with the mean and variance of the mixture over draws. Quantiles
-of the mixture itself are those of its few draws: where means spread three times as wide as the
-noise, ten draws' 95 % quantiles held 87.5 % of the targets, the Gaussian interval 90 % (fifty
-draws: both 94 to 95 %).
+The interval is that of a Gaussian with the mean and variance of the mixture over posterior samples.
+Quantiles of the mixture are worse with few samples: with means spread three times as wide as the
+noise, 95 % quantiles of ten samples covered 87.5 % of the targets, the Gaussian interval 90 %
+(fifty samples: both 94 to 95 %).
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from corefed.use import selective
 from corefed.use.selective import Threshold
 
 BLOCK = 4096
-"""Points that go through the network together."""
+"""Points per forward pass."""
 BY = ("total", "epistemic", "confidence")
 NEAREST = 1e-6
-"""To 0 and 1, of an error or a confidence: beyond, a promise takes millions of held-out points."""
+"""Nearest to 0 and 1 for errors and confidences: beyond, millions of held-out points are needed."""
 
 
 @dataclass(frozen=True)
 class PredictionSettings:
-    """What is wanted beside the prediction itself."""
+    """How to flag predictions, and which interval to give."""
 
     by: str = "total"
-    """The uncertainty that decides on review; confidence is 1 - the largest probability."""
+    """The uncertainty that decides on review; confidence means 1 - the largest probability."""
     target_error: float = 0.05
-    """Error allowed among the predictions that are kept."""
+    """Largest error rate among unflagged predictions."""
     confidence: float = 0.9
-    """Of the promise, over the draw of the held-out points."""
+    """Confidence level of the target_error guarantee, over the draw of the held-out points."""
     tolerance: float | None = None
-    """Regression: an error is a target further than this from its mean."""
+    """Regression: a prediction is wrong if the target is further than this from its mean."""
     level: float = 0.95
-    """Regression: of the interval."""
+    """Coverage of the prediction interval (regression)."""
 
     def __post_init__(self) -> None:
         if self.by not in BY:
@@ -66,7 +66,7 @@ class PredictionSettings:
 
 
 class Flag(NamedTuple):
-    """A threshold, and where it comes from."""
+    """A threshold and its source."""
 
     threshold: Threshold
     source: str  # "client", "run" (all its clients) or "none"
@@ -92,7 +92,7 @@ def predict(
     kind: str = "",
     on_block: Callable[[int], None] = lambda done: None,
 ) -> Predictions:
-    """Predictions with review flags; `on_block` is told how many points are done."""
+    """Predictions with review flags; `on_block` gets the number of points done."""
     g, _ = model.place(client, seed)
     preparation = model.preparations[g]
     kind = kind_of(model, kind)
@@ -115,7 +115,7 @@ def predict(
 
 
 def kind_of(model: Fitted, wanted: str) -> str:
-    """personal or global: as wanted, or the first that the run has."""
+    """personal or global: as wanted, or by default the first that the run has."""
     if wanted and wanted not in model.kinds:
         has = " and ".join(model.kinds)
         raise UserError(f"The run in {model.folder} has no {wanted} model; it has {has}.")
@@ -123,7 +123,7 @@ def kind_of(model: Fitted, wanted: str) -> str:
 
 
 def check(settings: PredictionSettings, preparation: Preparation) -> None:
-    """What the settings ask of classes or of targets only."""
+    """Refuse settings that do not fit the task."""
     if preparation.labels and settings.tolerance is not None:
         raise UserError("--tolerance is for regressions; this run predicts classes.")
     if not preparation.labels and settings.by == "confidence":
@@ -131,9 +131,9 @@ def check(settings: PredictionSettings, preparation: Preparation) -> None:
 
 
 def score(mean: Tensor, total: Tensor, epistemic: Tensor, by: str) -> Tensor:
-    """[n] the uncertainty that thresholds are on, in float32, as held-out points are kept.
+    """[n] the uncertainty that is compared with the threshold, in float32 as in the files.
 
-    Of several targets the least certain one counts, by its standard deviation.
+    With several targets it is the largest standard deviation.
     """
     if by == "confidence":
         return 1 - mean.float().amax(-1)
@@ -152,11 +152,11 @@ def flag_for(
     seed: int | None = None,
     kind: str = "",
 ) -> Flag:
-    """The threshold for a client: from its own held-out points, or from those of all clients.
+    """The threshold for a client, from its own held-out points, or from those of all clients.
 
-    These are two promises, each with its own confidence. The second is about the average over the
-    clients; that their numbers of points are not drawn but given makes its tests stricter, since a
-    sum of errors at different rates varies less than a binomial (Hoeffding 1956).
+    These are two guarantees, each at the confidence level. The second is about the average over
+    clients. Clients' numbers of points are fixed, which makes its tests conservative: a sum of
+    errors at different rates varies less than a binomial (Hoeffding 1956).
     """
     kind, (g, i) = kind_of(model, kind), model.place(client, seed)
     u, wrong, row = held_out(model, settings, g, kind)
@@ -196,7 +196,7 @@ def _why(points: int, target: float, confidence: float) -> str:
 def held_out(
     model: Fitted, settings: PredictionSettings, g: int, kind: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the held-out points of a seed's clients: uncertainty, wrong or not, and whose they are."""
+    """Uncertainty, wrong or not, and client of the held-out points of a seed."""
     tensors = fitted.read_tensors(model.folder, fitted.HELD_OUT)
     per_run, preparation = len(model.names), model.preparations[g]
     mine = (tensors["row"] // per_run) == g
@@ -211,13 +211,13 @@ def held_out(
     return score(mean, total, epistemic, settings.by), far, row
 
 
-# --- how it went ----------------------------------------------------------------------------------
+# --- against the truth ----------------------------------------------------------------------------------
 
 
 def truth(
     found: Predictions, y: Tensor, settings: PredictionSettings, labels: int
 ) -> dict[str, Any]:
-    """How the predictions fare where the input has the truth."""
+    """Metrics of the predictions where the input has the truth."""
     said, review = found.said, found.review
     result: dict[str, Any] = {}
     if labels:
@@ -236,7 +236,7 @@ def truth(
 
 
 def half_width(said: Prediction, level: float) -> Tensor:
-    """[n, d] of the interval of N(mean, total) at a level."""
+    """[n, d] half width of the central interval of N(mean, total)."""
     return NormalDist().inv_cdf((1 + level) / 2) * said.total.sqrt()
 
 

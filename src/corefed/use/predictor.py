@@ -1,4 +1,4 @@
-"""Models that predict arrays: one client's own, or the one that all share."""
+"""Predict arrays with a personal or the global model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ Array = npt.NDArray[Any]
 
 
 class Uncertainty(NamedTuple):
-    """How unsure a prediction is, [n] each, and why.
+    """Uncertainty of predictions, [n] each: total = aleatoric + epistemic.
 
-    Of classes: entropies in nats. Of a regression: variances, in the square of the target's unit
-    ([n, targets] where there are several). total = aleatoric + epistemic: what no data of this kind
-    would take away, and what more data would.
+    Classification: entropies in nats. Regression: variances, in the square of the target's unit
+    ([n, targets] with several targets). More data reduce the epistemic part only.
     """
 
     total: Array
@@ -35,19 +34,19 @@ class Uncertainty(NamedTuple):
 
 
 class Predictor:
-    """What one model says of points X [n, features], an array, or the path of a file of points."""
+    """One model. X is an array [n, features], or the path of a file of points."""
 
     def __init__(self, fitted: Fitted, client: str, kind: str, classes: Array) -> None:
         self._fitted, self._client, self._kind = fitted, client, kind
         self.classes_ = classes
 
     def predict_proba(self, X: Any) -> Array:
-        """[n, classes] probabilities, in the order of `classes_`, averaged over draws."""
+        """[n, classes] probabilities in the order of `classes_`, averaged over posterior samples."""
         self._only(bool(len(self.classes_)), "predict_proba", "classes", "predict and interval")
         return self._predict(X).mean.numpy()
 
     def predict(self, X: Any) -> Array:
-        """[n] the likeliest class, or the mean of the target ([n, targets] of several)."""
+        """[n] the most probable class, or the mean of the target ([n, targets] with several)."""
         mean = self._predict(X).mean.numpy()
         if len(self.classes_):
             return np.asarray(self.classes_[mean.argmax(-1)])
@@ -55,30 +54,30 @@ class Predictor:
 
     def uncertainty(self, X: Any) -> Uncertainty:
         """Total uncertainty, and its aleatoric and epistemic parts."""
-        said = self._predict(X)
-        fields = said.total, said.aleatoric, said.epistemic
+        found = self._predict(X)
+        fields = found.total, found.aleatoric, found.epistemic
         return Uncertainty(*(each.numpy() if len(self.classes_) else _flat(each.numpy())
                              for each in fields))  # fmt: skip
 
     def interval(self, X: Any, level: float = 0.95) -> tuple[Array, Array]:
-        """Lower and upper ends that hold the target with a probability of `level`."""
+        """Lower and upper ends of the interval with coverage `level`."""
         self._only(not len(self.classes_), "interval", "regressions", "predict_proba")
         if not 0 < level < 1:
             raise UserError(f"level is {level}; it must be between 0 and 1.")
-        said = self._predict(X)
-        half = half_width(said, level)
-        return _flat((said.mean - half).numpy()), _flat((said.mean + half).numpy())
+        found = self._predict(X)
+        half = half_width(found, level)
+        return _flat((found.mean - half).numpy()), _flat((found.mean + half).numpy())
 
     def score(self, X: Any, y: Any) -> float:
         """Accuracy, or R^2 of a regression."""
-        from sklearn.metrics import accuracy_score, r2_score
+        from sklearn.metrics import accuracy_score, r2_score  # takes a second
 
         measure = accuracy_score if len(self.classes_) else r2_score
-        said = self.predict(X)
+        predicted = self.predict(X)
         truth = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
-        if len(truth) != len(said):
-            raise UserError(f"y has {len(truth)} targets for {len(said)} points.")
-        return float(measure(truth, said))
+        if len(truth) != len(predicted):
+            raise UserError(f"y has {len(truth)} targets for {len(predicted)} points.")
+        return float(measure(truth, predicted))
 
     def __repr__(self) -> str:
         whose = f"of {self._client!r}" if self._kind == "personal" else "of all clients"
@@ -110,7 +109,7 @@ class Predictor:
 
 
 class Personal(Mapping[Any, Predictor]):
-    """Client -> its own model."""
+    """Client -> its personal model."""
 
     def __init__(self, names: Sequence[Any], fitted: Fitted, classes: Array) -> None:
         self._names, self._fitted, self._classes = list(names), fitted, classes
@@ -136,5 +135,5 @@ class Personal(Mapping[Any, Predictor]):
 
 
 def _flat(values: Array) -> Array:
-    """[n] of one target, [n, targets] of several."""
+    """[n] for one target, [n, targets] for several."""
     return values[:, 0] if values.shape[1] == 1 else values

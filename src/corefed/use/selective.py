@@ -1,40 +1,40 @@
-"""Which predictions to keep and which to hand to a person: a threshold with a promise.
+"""Choose which predictions a person should review: a threshold with a guarantee.
 
-A prediction is kept if its uncertainty u is below t. R(t) = P(wrong | u < t) is the error among the
-kept. From n held-out points (u_i, wrong_i) a threshold is chosen with
+A prediction is kept if its uncertainty u is below t. R(t) = P(wrong | u < t) is the error rate of
+the kept ones. A threshold is chosen on n held-out points (u_i, wrong_i) such that
 
     P( R(t) > target ) <= delta = 1 - confidence
 
-over the draw of these points, whatever the model, the uncertainty and their distribution: a good
-uncertainty keeps more, a bad one breaks no promise.
+over the draw of these points, for any model, uncertainty and distribution. A better uncertainty
+keeps more predictions; a bad one does not break the guarantee.
 
 **One threshold.** Let t = u_(m+1), the (m+1)-th smallest uncertainty. Given t, the M points below
 it are independent draws of u < t, so their errors e are Binomial(M, R(t)), and
 
     p = P( Binomial(M, target) <= e )
 
-is a p-value of "R(t) > target". M = m unless uncertainties are tied; ties are never divided.
+is a p-value of "R(t) > target". M = m unless uncertainties are tied; ties are kept together.
 
-**Many thresholds.** The numbers m_1 < ... < m_K = n are fixed before any label is seen (evenly,
-from the fewest points that could pass; for m = n the threshold is infinite: all are kept). They
-are tested in this order as in Wiens (2003), "A fixed sequence Bonferroni procedure": test k has
-the level delta w_k, plus the level of test k - 1 if that passed; the last that passes is taken.
-Half of delta is the first test's, as most of what a sequence can do hangs on its start; the others
-share the rest, so that an error among the most certain points does not end it all.
+**Many thresholds.** The numbers m_1 < ... < m_K = n are fixed before any label is seen: evenly,
+from the fewest points that could pass; for m = n all are kept. They are tested in this order as in
+Wiens (2003), "A fixed sequence Bonferroni procedure": test k has the level delta w_k, plus the
+level of test k - 1 if that passed. The last threshold that passes is used. The first test gets half
+of delta, because the later ones build on it. The others share the rest, so that one error among the
+most certain points does not end the sequence.
 
-That the thresholds are quantiles of the same points does no harm. Which of them break the promise
-depends on how many points lie between the values where R crosses the target. Given these numbers,
-the points between two crossings err at the rate `target` (their R is the same at both ends) and
-those after the last at a higher one: the p-value of a threshold that breaks it stays one. With
-ties R can jump across the target; the argument then needs that it crosses once.
+The thresholds are quantiles of the same points; the p-values are valid all the same. Which
+thresholds violate the target depends on how many points lie between the values where R crosses it.
+Given these numbers, the points between two crossings err at the rate `target` and those after the
+last at a higher rate, so the p-value of a violating threshold stays valid. With ties R can jump
+across the target; the argument then needs a single crossing.
 
-It is a Learn then Test procedure (Angelopoulos et al. 2021) in place of the binary search of
+This is a Learn then Test procedure (Angelopoulos et al. 2021). It replaces the binary search of
 Geifman & El-Yaniv (2017, "Selective classification for deep neural networks"), which tests
-ceil(log2 n) thresholds at delta / ceil(log2 n) each. Over 43 simulated cases (four shapes of R; n =
+ceil(log2 n) thresholds at delta / ceil(log2 n) each. In 43 simulated cases (four shapes of R; n =
 60 to 2000; targets 1 to 10 %; confidence 90 %) the search kept 41 % of the points on average,
-Bonferroni over 16 thresholds 43 %, one fixed sequence 48 % (and near nothing where the most certain
-points were not the best), this one 52 %. Its TESTS and FIRST were chosen on these same cases, by a
-script outside the project, so the last figure is on the kind side.
+Bonferroni over 16 thresholds 43 %, one fixed sequence 48 % (almost none where the most certain
+points were not the best), this one 52 %. TESTS and FIRST were chosen on the same cases, by a script
+outside the project, so the last number is optimistic.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from torch import Tensor
 from corefed.training import evaluate
 
 TESTS = 16
-"""Thresholds tried. 8 and 32 kept no more in the simulations above."""
+"""Thresholds that are tested; 8 and 32 kept no more in the simulations above."""
 FIRST = 0.5
-"""The share of delta of the first test."""
+"""Share of delta for the first test."""
 MOST = 1000
-"""Times the fewest held-out points: to ask for more of them is no advice."""
+"""Upper limit of the suggested number of held-out points, as a multiple of the minimum."""
 
 Values = Tensor | npt.NDArray[np.floating] | Sequence[float]
 
@@ -63,17 +63,17 @@ Values = Tensor | npt.NDArray[np.floating] | Sequence[float]
 class Threshold(NamedTuple):
     """Predictions with an uncertainty below `value` are kept."""
 
-    value: float  # -inf: none is
-    points: int  # held-out points it was chosen on,
-    kept: int  # those of them below the threshold,
-    wrong: int  # and the wrong ones among these
+    value: float  # -inf: none
+    points: int  # held-out points that it was chosen on
+    kept: int  # those below the threshold
+    wrong: int  # the wrong ones among the kept
 
 
 def threshold(
     uncertainty: Values, wrong: Values, target: float, confidence: float = 0.9
 ) -> Threshold:
-    """The threshold that keeps most, with an error of at most `target` among the kept."""
-    from scipy.special import bdtr  # the binomial distribution; only where a threshold is chosen
+    """The threshold that keeps most, with an error rate of at most `target` among the kept."""
+    from scipy.special import bdtr  # the binomial distribution; scipy takes time to import
 
     delta = 1 - confidence
     u, e = _ordered(uncertainty, wrong)
@@ -92,7 +92,7 @@ def threshold(
 
 
 def _tests(n: int, target: float, delta: float) -> list[tuple[int, float]]:
-    """(m_k, w_k): how many points to keep, and the share of delta."""
+    """(m_k, w_k): points to keep, and share of delta."""
     if n < fewest(target, 1 - delta):
         return []
     start = min(n, fewest(target, 1 - FIRST * delta))
@@ -103,19 +103,19 @@ def _tests(n: int, target: float, delta: float) -> list[tuple[int, float]]:
 
 
 def fewest(target: float, confidence: float) -> int:
-    """Points, none of them wrong, that any promise takes: (1 - target)^m <= 1 - confidence."""
+    """The smallest m that can pass, without errors: (1 - target)^m <= 1 - confidence."""
     return math.ceil(math.log(1 - confidence) / math.log1p(-target))
 
 
 def points_needed(
     uncertainty: Values, wrong: Values, target: float, confidence: float
 ) -> int | None:
-    """About how many held-out points like these it takes to keep any; None: no number would do.
+    """About how many held-out points like these are needed to keep any; None: no number would do.
 
-    With r the error of the m most certain of the n points, where that is lowest, M of them pass
-    once P( Binomial(M, target) <= r M ) <= delta; they are a part of M n / m points.
+    Let r be the lowest error rate of the m most certain of the n points. M such points pass once
+    P( Binomial(M, target) <= r M ) <= delta, which takes M n / m points in all.
     """
-    from scipy.special import bdtr
+    from scipy.special import bdtr  # as above
 
     _, e = _ordered(uncertainty, wrong)
     least, n = fewest(target, confidence), len(e)
@@ -132,10 +132,10 @@ def points_needed(
 def _ordered(
     uncertainty: Values, wrong: Values
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Both by ascending uncertainty; NaN comes last."""
+    """Both sorted by ascending uncertainty; NaN is last."""
     u, e = (np.asarray(values, dtype=np.float64) for values in (uncertainty, wrong))
     if u.ndim != 1 or u.shape != e.shape:
-        raise ValueError(f"one uncertainty and one error a point, not {u.shape} and {e.shape}")
+        raise ValueError(f"one uncertainty and one error per point, not {u.shape} and {e.shape}")
     order = np.argsort(u, kind="stable")
     return u[order], e[order]
 
@@ -144,19 +144,19 @@ def _ordered(
 
 
 class RiskCoverage(NamedTuple):
-    """Entry i is of the i + 1 most certain points."""
+    """Entry i is for the i + 1 most certain points."""
 
-    coverage: npt.NDArray[np.float64]  # [n] part of the points that is kept
+    coverage: npt.NDArray[np.float64]  # [n] share of the points that is kept
     risk: npt.NDArray[np.float64]  # [n] error (mean loss) among them
     aurc: float  # the mean of `risk`; NaN without points
-    excess: float  # over the AURC of an oracle that knows who is wrong; 0 is perfect
+    excess: float  # over the AURC of an oracle that knows the errors; 0 is perfect
 
 
 def risk_coverage(uncertainty: Values, wrong: Values) -> RiskCoverage:
     """The risk-coverage curve, its area, and the excess over an oracle (Geifman et al. 2019).
 
-    `wrong` is 0 or 1, or any loss. Among points of the same uncertainty every order is as good:
-    each of them counts their mean loss, which is the expectation over these orders.
+    `wrong` is 0 or 1, or any loss. Points of the same uncertainty all count their mean loss, the
+    expectation over their orders.
     """
     u, loss = _ordered(uncertainty, wrong)
     if not len(u):
@@ -181,13 +181,13 @@ class Reliability(NamedTuple):
 def reliability(
     probabilities: Tensor | npt.NDArray[np.floating], y: Tensor, bins: int = evaluate.BINS
 ) -> Reliability:
-    """Of probabilities [n, classes] and labels [n]; with evaluate.BINS, evaluate's ECE."""
+    """For probabilities [n, classes] and labels [n]; the default bins give evaluate's ECE."""
     p, truth = torch.as_tensor(probabilities), torch.as_tensor(y)
     each = evaluate.score_classes(p, truth)
     confidence, correct = each["confidence"].numpy(), each["correct"].numpy()
     index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     count = np.bincount(index, minlength=bins)
-    with np.errstate(invalid="ignore"):  # 0/0 of an empty bin is NaN, as promised
+    with np.errstate(invalid="ignore"):  # an empty bin is NaN
         conf, acc = (np.bincount(index, v, minlength=bins) / count for v in (confidence, correct))
     gap = float((count * np.nan_to_num(np.abs(acc - conf))).sum())
     return Reliability(conf, acc, count, gap / len(truth) if len(truth) else math.nan)
@@ -196,8 +196,8 @@ def reliability(
 def coverage_curve(
     y: Values, mean: Values, variance: Values, levels: Sequence[float]
 ) -> npt.NDArray[np.float64]:
-    """For each level the part of the targets within the central interval of N(mean, variance)."""
-    from scipy.special import ndtri
+    """Per level, the share of targets within the central interval of N(mean, variance)."""
+    from scipy.special import ndtri  # as above
 
     truth, m, v = (np.asarray(each, dtype=np.float64) for each in (y, mean, variance))
     off = np.abs(truth - m) / np.sqrt(v)
