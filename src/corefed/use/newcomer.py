@@ -32,7 +32,7 @@ def read(
     """The newcomer as a federation of one client, with training and test points.
 
     Test points are those of the file (X_test) or a random part of the others. Where clients have
-    their own scales, the newcomer's is that of its training points.
+    their own scales, the newcomer's is that of the points read first: X_train, or all.
     """
     preparation = model.preparations[g]
     if test_fraction is not None and not 0 <= test_fraction < 1:

@@ -211,7 +211,7 @@ def held_out(
     return score(mean, total, epistemic, settings.by), far, row
 
 
-# --- against the truth ----------------------------------------------------------------------------------
+# --- against the truth ----------------------------------------------------------------------------
 
 
 def truth(

@@ -41,7 +41,7 @@ class Predictor:
         self.classes_ = classes
 
     def predict_proba(self, X: Any) -> Array:
-        """[n, classes] probabilities in the order of `classes_`, averaged over posterior samples."""
+        """[n, classes] probabilities in the order of `classes_`, averaged over samples."""
         self._only(bool(len(self.classes_)), "predict_proba", "classes", "predict and interval")
         return self._predict(X).mean.numpy()
 
