@@ -410,7 +410,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "a name too many": (lambda r: {"tree": {**r.tree, "w": torch.zeros(2)}}, "nobody asked for"),
     "nothing": (lambda r: {"tree": {}}, "lacks 'v'"),
     "whole numbers": (lambda r: {"tree": {k: v.long() for k, v in r.tree.items()}}, "int64"),
-    "half precision": (lambda r: {"tree": wire.narrowed(r.tree, "float16")}, "float16"),
+    "half precision": (lambda r: {"tree": wire.narrow(r.tree, "float16")}, "float16"),
     "10^12 examples": (claiming(10**12), "training examples"),
     "no examples": (claiming(0), "training examples"),
     "negative examples": (claiming(-5), "training examples"),

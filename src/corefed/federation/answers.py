@@ -31,12 +31,12 @@ def number(value: object, least: float = -math.inf, most: float = math.inf) -> f
     return found if math.isfinite(found) and least <= found <= most else None
 
 
-def seconds(reply: Reply) -> float:
+def read_seconds(reply: Reply) -> float:
     """How long a client says that it worked; 0 where it does not say so plausibly."""
     return number(reply.figures.get("seconds"), 0.0, 1e9) or 0.0
 
 
-def training(replies: Sequence[Reply]) -> dict[str, Any]:
+def training_numbers(replies: Sequence[Reply]) -> dict[str, Any]:
     """What a round's line says about training, from the clients that say it."""
     losses = [number(reply.figures.get("loss")) for reply in replies]
     known = [loss for loss in losses if loss is not None]
@@ -58,7 +58,7 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def totals(figures: Mapping[str, Any], classes: int, most: int) -> dict[str, Tree]:
+def read_totals(figures: Mapping[str, Any], classes: int, most: int) -> dict[str, Tree]:
     """A client's sums over its test points, by model; ValueError where they cannot be such sums."""
     models = figures.get("models")
     if not isinstance(models, dict) or not set(models) <= set(MODELS):
@@ -100,7 +100,7 @@ def _totals(model: str, sums: object, classes: int, most: int) -> Tree:
     return found
 
 
-def scores(
+def score_numbers(
     found: Mapping[str, Mapping[str, Tree]], names: Sequence[str], classes: Sequence[str]
 ) -> dict[str, Any]:
     """An evaluation as rounds.jsonl has it, from the totals of the clients that sent some."""

@@ -12,7 +12,7 @@ from corefed.federation import wire
 SIZE = 16  # bytes: two different trees share a digest with probability 2^-128
 
 
-def of(tree: Mapping[str, Tensor], *more: str) -> str:
+def hash_tree(tree: Mapping[str, Tensor], *more: str) -> str:
     """BLAKE2 of a tree, whatever the order of its names, and of texts beside it."""
     whole = hashlib.blake2b(digest_size=SIZE)
     for text in more:

@@ -232,7 +232,7 @@ def _encode(tree: Tree, about: Mapping[str, Any]) -> bytes:
     # Clones: the library refuses tensors that share memory, which a method's state may.
     host = {name: value.detach().cpu().contiguous().clone() for name, value in tree.items()}
     text = json.dumps(dict(about))
-    return save(host, metadata={"corefed": text, "digest": digest.of(host, text)})
+    return save(host, metadata={"corefed": text, "digest": digest.hash_tree(host, text)})
 
 
 def _decode(content: bytes) -> tuple[dict[str, Any], Tree]:
@@ -246,7 +246,7 @@ def _decode(content: bytes) -> tuple[dict[str, Any], Tree]:
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length])["__metadata__"]
         text = metadata["corefed"]
-        if metadata["digest"] != digest.of(tree, text):
+        if metadata["digest"] != digest.hash_tree(tree, text):
             raise _DamagedError("its content is not what was written")
         about: dict[str, Any] = json.loads(text)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:

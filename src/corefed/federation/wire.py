@@ -4,7 +4,7 @@ A tensor is its dtype's name, its shape and its bytes in C order (little-endian)
 pickle, no archive, no header that could name code. What comes in is checked against a bound before
 memory is taken for it. The law: unpack(pack(tree)) == tree, bit for bit.
 
-Uploads may be made smaller in two ways that `narrowed` and `difference` are: in half precision, and
+Uploads may be made smaller in two ways that `narrow` and `difference` are: in half precision, and
 as the difference from what the client received. Together they keep about three digits of every
 step that a client made; half precision alone keeps three digits of the weights themselves.
 """
@@ -63,7 +63,7 @@ def size(tree: Tree) -> int:
     return sum(value.numel() * value.element_size() for value in tree.values())
 
 
-def narrowed(tree: Tree, precision: str) -> Tree:
+def narrow(tree: Tree, precision: str) -> Tree:
     """Floating-point tensors in the precision of that name, others as they are."""
     to = DTYPES[precision]
     return {k: v.to(to) if v.is_floating_point() else v for k, v in tree.items()}
@@ -74,8 +74,8 @@ def difference(tree: Tree, received: Tree) -> Tree:
     return {k: v - received[k] if k in received else v for k, v in tree.items()}
 
 
-def restored(tree: Tree, sent: Tree, *, differences: bool) -> Tree:
-    """The upload in the server's own precision, after `narrowed` and `difference`."""
+def restore(tree: Tree, sent: Tree, *, differences: bool) -> Tree:
+    """The upload in the server's own precision, after `narrow` and `difference`."""
     whole = {k: v.to(sent[k].dtype) if k in sent else v for k, v in tree.items()}
     return {k: v + sent[k] if differences and k in sent else v for k, v in whole.items()}
 

@@ -58,7 +58,7 @@ def reply_from(records: RecordDict, most: int) -> Reply:
 
 
 def _records(values: Mapping[str, Any], tree: Tree) -> RecordDict:
-    from corefed.federation import wire
+    from corefed.federation import wire  # torch takes a second
 
     about = ConfigRecord({**values, "protocol": VERSION, "version": __version__})
     arrays = {
@@ -83,7 +83,7 @@ def _values(records: RecordDict) -> dict[str, Any]:
 
 
 def _tree(records: RecordDict, most: int) -> Tree:
-    from corefed.federation import wire
+    from corefed.federation import wire  # torch takes a second
 
     arrays: Mapping[str, Array] = records.array_records.get("tree", ArrayRecord())
     packed: dict[str, Packed] = {}

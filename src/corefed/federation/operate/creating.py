@@ -20,8 +20,7 @@ from corefed.base.errors import UserError
 from corefed.federation.operate import certificates, folder, texts
 from corefed.federation.operate.address import Address
 from corefed.federation.rules import Rules
-from corefed.federation.rules import resolve as resolve_rules
-from corefed.settings import toml as settings
+from corefed.settings import toml
 from corefed.settings.config import LOCAL, Experiment, resolve, to_toml
 
 SECRET, PLAIN, PROGRAM = 0o600, 0o644, 0o755
@@ -131,7 +130,7 @@ def _parse_rules(given: Sequence[str]) -> Rules:
         if not equals:
             raise UserError(f"--rule {text!r} is not written key=value.")
         values[key.strip()] = value.strip()
-    return resolve_rules(values, "--rule")
+    return toml.table(values, Rules, "--rule")
 
 
 def _fill(
@@ -145,7 +144,7 @@ def _fill(
     ca = certificates.make_authority(f"corefed federation {directory.name}"[:64])
     shown = certificates.sign_server(ca, address.host)
     pairs = {name: certificates.make_node_key() for name in clients}
-    one = folder.Federation(str(address), tuple(clients))
+    one = folder.FederationTable(str(address), tuple(clients))
     contents: dict[str, tuple[bytes, int]] = {
         "README.md": (texts.readme_text(directory, clients, address).encode(), PLAIN),
         "server/federation.toml": (texts.federation_toml(one, rules).encode(), SECRET),
@@ -169,16 +168,12 @@ def _fill(
 def _client_files(
     name: str, address: Address, ca: bytes, pair: certificates.KeyPair
 ) -> dict[str, tuple[bytes, int]]:
-    about = folder.About(name, str(address))
-    toml = "\n".join(
-        [
-            settings.written(about),
-            "[privacy]\n" + settings.written(folder.Privacy()),
-            "[data]\n" + settings.written(folder.Data()),
-        ]
+    about, privacy, data = folder.About(name, str(address)), folder.Privacy(), folder.Data()
+    text = (
+        f"{toml.written(about)}\n[privacy]\n{toml.written(privacy)}\n[data]\n{toml.written(data)}"
     )
     return {
-        f"{name}/client.toml": (toml.encode(), SECRET),
+        f"{name}/client.toml": (text.encode(), SECRET),
         f"{name}/ca.crt": (ca, PLAIN),
         f"{name}/key": (pair.key, SECRET),
         f"{name}/key.pub": (pair.public, PLAIN),

@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Annotated
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.settings import NotNegative, Probability, Range, Unit
-from corefed.federation import rules
 from corefed.federation.operate.address import LISTEN, Address, default_bind
 from corefed.federation.protocol import check_run
 from corefed.federation.rules import Rules
 from corefed.settings import toml
 
 if TYPE_CHECKING:
-    from corefed.federation.client import Place
+    from corefed.federation.client import ClientSettings
 
 FEDERATION, CLIENT = "federation.toml", "client.toml"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
@@ -41,7 +40,7 @@ LIMIT, REFUSED = "message_limit", "refused.jsonl"  # between the training and `f
 
 
 @dataclass(frozen=True)
-class Federation:
+class FederationTable:
     """The table [federation] of federation.toml."""
 
     address: str
@@ -73,7 +72,7 @@ class ServerFolder:
         tables = toml.groups(content, ("federation", "rules"), str(where))
         if tables[""]:
             raise UserError(f"{where}: {next(iter(tables['']))!r} must stand in [federation].")
-        one = toml.table(tables["federation"], Federation, f"[federation] of {where}")
+        one = toml.table(tables["federation"], FederationTable, f"[federation] of {where}")
         check_names(one.clients, f"clients in {where}")
         address = Address.parse(one.address, f"address in {where}")
         for name in ("ca.crt", "server.crt", "server.key"):
@@ -86,8 +85,8 @@ class ServerFolder:
                 f"bind in {where} is {bind!r}; it must be one of {', '.join(LISTEN)}, for the "
                 "server's own programs use the loopback address."
             )
-        ruled = rules.resolve(tables["rules"], f"[rules] of {where}")
-        return cls(path, address, bind, one.clients, ruled)
+        rules = toml.table(tables["rules"], Rules, f"[rules] of {where}")
+        return cls(path, address, bind, one.clients, rules)
 
     @classmethod
     def from_environment(cls) -> ServerFolder:
@@ -106,7 +105,7 @@ class ServerFolder:
 
     def keys(self) -> dict[bytes, str]:
         """Public key, as Flower gives a node's, -> name."""
-        from corefed.federation.operate.certificates import key_to_pem
+        from corefed.federation.operate.certificates import key_to_pem  # cryptography is an extra
 
         found: dict[bytes, str] = {}
         for name, path in self.public_keys().items():
@@ -217,11 +216,11 @@ class ClientFolder:
     def name(self) -> str:
         return self.about.name
 
-    def place(self) -> Place:
+    def settings(self) -> ClientSettings:
         """What the training must know of the client, with the data that --data named."""
-        from corefed.federation.client import Place
+        from corefed.federation.client import ClientSettings  # torch takes a second
 
-        return Place(
+        return ClientSettings(
             name=self.name,
             state=self.path / "state",
             data=os.environ["COREFED_CLIENT_DATA"],

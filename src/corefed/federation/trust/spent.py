@@ -10,7 +10,7 @@ from corefed.federation.rules import Rules
 from corefed.federation.trust import privacy
 
 
-def spent(
+def privacy_spent(
     lines: Sequence[Mapping[str, Any]], rules: Rules, weights: str | None
 ) -> dict[str, float | None]:
     """epsilon at the rules' delta, for the client for which it is largest.
