@@ -488,7 +488,7 @@ def test_descriptions_of_tables_that_nobody_honest_sends(
     """They come from another machine: each is refused alone, before it meets the others."""
     good, bad = site(column("x")), site(column("x"))
     change(bad)
-    assert words in joining._unacceptable(bad, Rules())
+    assert words in joining._check_answer(bad, Rules())
     with pytest.raises(UserError, match="The description of bad's data"):
         agree({"good": good, "bad": bad}, (), "features")
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from federation_inprocess import LOST, QUICK, Folders, changed, federation
-from flwr.app import Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from corefed.base.errors import UserError
@@ -713,6 +713,7 @@ def test_a_clients_own_folder_is_not_quoted_either(
 ) -> None:
     TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
     monkeypatch.setenv("COREFED_CLIENT", str(tmp_path / "secret ward"))
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
     with pytest.raises(RuntimeError) as raised:
-        app._answer(Message(RecordDict(), dst_node_id=1, message_type="train"))
+        app._answer(message, Context(1, 1, {}, RecordDict(), {}))
     assert "secret" not in str(raised.value) and raised.value.__cause__ is None

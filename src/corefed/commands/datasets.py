@@ -1,4 +1,4 @@
-"""`corefed datasets`: the data sets there are, and how one is split."""
+"""`corefed datasets`: list the data sets, or show how one is split."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def datasets(
 def _print_names() -> None:
     from rich.table import Table
 
-    from corefed.data.datasets import names
+    from corefed.data.datasets import names  # torch takes a second
     from corefed.data.partition import default_for
     from corefed.show.report import console
 

@@ -1,4 +1,4 @@
-"""`corefed export`: a client's model as files that others can use, and a card about it."""
+"""`corefed export`: a client's model as files for use without corefed, with a model card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`corefed personalize`: a model for a client that took no part in training.
+"""`corefed personalize`: a model for a client that did not take part in training.
 
 It is kept in DIR/personalized/NAME, a folder like a run's.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from corefed.training.newcomers import Newcomer
 
 NAME = r"\w([\w .-]{0,98}[\w-])?"
-"""Of a client: what is the same folder's name on every machine."""
+"""Of a client: a valid name of a folder on every machine."""
 ROWS = {
     "personal": "personalised",
     "global": "the shared model as it is",
@@ -121,9 +121,9 @@ def _table(joined: Newcomer) -> Table:
         if any(f"{kind}_{metric}" in metrics for metric in found):
             cells = [_cell(metrics.get(f"{kind}_{m}"), m) for m in found]
             shown.add_row(words, *cells)
-    told, cost = summary["personalized"], summary["cost"]
+    steps, cost = summary["personalized"]["steps"], summary["cost"]
     shown.caption = (
-        f"{told['steps']} steps on {summary['coreset'].get('size', data.train.weight.sum()):.0f} "
+        f"{steps} steps on {summary['coreset'].get('size', data.train.weight.sum()):.0f} "
         f"of {int(data.train.weight.sum())} points in {cost['seconds']:.1f} s"
     )
     return shown

@@ -1,4 +1,4 @@
-"""`corefed predict`: points in, a CSV and a summary out."""
+"""`corefed predict`: predict new points; writes a CSV and a summary."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _refuse_place(out: Path, points: Path) -> None:
 
 @contextmanager
 def _progress(total: int, block: int, *, silent: bool) -> Iterator[Callable[[int], None]]:
-    """For inputs of several blocks; without a terminal, a line for each tenth of many blocks."""
+    """For inputs of several blocks. Without a terminal, a line per tenth of many blocks."""
     tenths = 0
     with bars(silent=silent or total <= block) as shown:
 
@@ -153,7 +153,7 @@ def _lines(
 ) -> Iterator[str]:
     """The CSV: a heading and one row per point, numbers to float32's seven digits."""
     classes = bool(preparation.labels)
-    columns = (_of_classes if classes else _of_targets)(found, settings, preparation)
+    columns = (_class_columns if classes else _target_columns)(found, settings, preparation)
     if found.review is not None:
         columns["review"] = ["yes" if each else "no" for each in found.review.tolist()]
     yield _csv(["id", *columns])
@@ -161,7 +161,7 @@ def _lines(
         yield _csv([f"{v:.7g}" if isinstance(v, float) else v for v in row])
 
 
-def _of_classes(
+def _class_columns(
     found: Predictions, settings: PredictionSettings, preparation: Preparation
 ) -> dict[str, list[Any]]:
     said, labels = found.said, preparation.labels
@@ -176,7 +176,7 @@ def _of_classes(
     }
 
 
-def _of_targets(
+def _target_columns(
     found: Predictions, settings: PredictionSettings, preparation: Preparation
 ) -> dict[str, list[Any]]:
     from corefed.use.predictions import half_width  # torch takes a second
@@ -216,7 +216,7 @@ def _print(text: str) -> None:
 
 
 def _summary(found: Predictions, settings: PredictionSettings) -> dict[str, Any]:
-    """What the flag is and did."""
+    """How the review threshold was chosen, and how many points it flagged."""
     if found.flag is None or found.review is None:
         return {}
     threshold, source, _ = found.flag
@@ -241,9 +241,9 @@ def _summary(found: Predictions, settings: PredictionSettings) -> dict[str, Any]
 def _sentences(about: dict[str, Any]) -> list[str]:
     """The summary for the terminal."""
     review, truth = about.get("review"), about.get("truth", {})
-    told = [f"{about['points']} points by the {about['model']} model of {about['client']}"]
+    lines = [f"{about['points']} points by the {about['model']} model of {about['client']}"]
     if review:
-        told.append(f"kept {review['kept']}, for review {review['flagged']}: {_promise(review)}")
+        lines.append(f"kept {review['kept']}, for review {review['flagged']}: {_promise(review)}")
     names = {
         "accuracy": "accuracy",
         "rmse": "RMSE",
@@ -258,10 +258,10 @@ def _sentences(about: dict[str, Any]) -> list[str]:
         if value is not None
     ]
     if known:
-        told.append("against the truth in the file: " + ", ".join(known))
+        lines.append("against the truth in the file: " + ", ".join(known))
     if about["out"] is not None:
-        told.append(f"written to {about['out']}")
-    return told
+        lines.append(f"written to {about['out']}")
+    return lines
 
 
 def _promise(review: dict[str, Any]) -> str:

@@ -46,12 +46,11 @@ HISTORY = 5
 class ServerContext(NamedTuple):
     """What stays the same through a run."""
 
-    run: str
     names: Sequence[str]
     rules: Rules
     link: Link
     log: Log
-    settings: str  # of the experiment, as tasks carry them
+    task: Task  # with everything that all tasks of the run have in common
     agreement: Agreement
     method: Method
     template: checks.Template
@@ -96,13 +95,14 @@ def _federate(
     robust.check(rules, method, experiment.run.cohort or len(names))
     if rules.dp_clip:
         privacy.check(method)
+    settings = joining.settings_as_toml(experiment)
+    ruled = (rules.upload, rules.difference, rules.dp_clip, rules.dp_noise)
     context = ServerContext(
-        path.name,
         names,
         rules,
         link,
         log,
-        joining.settings_as_toml(experiment),
+        Task("train", path.name, 0, 0, settings, agreement, *ruled, {}),
         agreement,
         method,
         checks.template(method, server, agreement.shape, agreement.targets),
@@ -294,17 +294,5 @@ def _check_update(context: ServerContext, task: Task, reply: Reply) -> Tree | st
 
 
 def _task(context: ServerContext, kind: Any, t: int, name: str, sent: Tree) -> Task:
-    rules = context.rules
-    return Task(
-        kind,
-        context.run,
-        t,
-        context.names.index(name),
-        context.settings,
-        context.agreement,
-        rules.upload,
-        rules.difference,
-        rules.dp_clip,
-        rules.dp_noise,
-        sent,
-    )
+    client = context.names.index(name)
+    return context.task._replace(kind=kind, round=t, client=client, tree=sent)

@@ -1,12 +1,12 @@
 """Trees as bytes and back: what crosses the wire between the machines of a federation.
 
 A tensor is its dtype's name, its shape and its bytes in C order (little-endian), nothing else: no
-pickle, no archive, no header that could name code. What comes in is checked against a bound before
-memory is taken for it. The law: unpack(pack(tree)) == tree, bit for bit.
+pickle, no archive, no header that could name code. The size of what comes in is checked before
+memory is taken for it. unpack(pack(tree)) == tree, bit for bit.
 
-Uploads may be made smaller in two ways that `narrow` and `difference` are: in half precision, and
-as the difference from what the client received. Together they keep about three digits of every
-step that a client made; half precision alone keeps three digits of the weights themselves.
+Uploads may be made smaller by half precision (`narrow`) and by sending the difference from what the
+client received (`difference`). Together they keep about three digits of every step that a client
+made; half precision alone keeps three digits of the weights themselves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class WireError(ValueError):
-    """What came in is no tree; the text says what is wrong with it."""
+    """What came in is no tree, and why."""
 
 
 class Packed(NamedTuple):

@@ -25,7 +25,7 @@ server_app = ServerApp()
 @client_app.train()
 @client_app.evaluate()
 def _answer(message: Message, context: Context) -> Message:
-    from corefed.federation.operate import folder  # before a message asks for it, nothing heavy
+    from corefed.federation.operate import folder  # a fraction of a second
 
     try:
         settings = folder.ClientFolder.from_environment().settings()

@@ -1,8 +1,7 @@
 """A new federation's folder: certificates, keys, settings, commands, and what to copy where.
 
-Everything is made in a folder beside the wanted one, which takes its name when it is complete; an
-error leaves nothing behind. Files are created with the mode they keep, so a secret is at no moment
-readable by others.
+Everything is made in a temporary folder, which is renamed when it is complete; an error leaves
+nothing behind. Files are created with their final mode, so others can never read a secret.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ def create(
     address: str,
     config: Path | None = None,
     assignments: Sequence[str] = (),
-    ruled: Sequence[str] = (),
+    rules: Sequence[str] = (),
 ) -> list[str]:
     """Make the folder of a federation; notes about what was changed in the experiment.
 
-    `assignments` are settings of the experiment, `ruled` rules of the federation: KEY=VALUE each.
+    `assignments` are settings of the experiment, `rules` those of the federation, as KEY=VALUE.
     """
     folder.check_names(list(clients), "clients")
-    rules = _parse_rules(ruled)
+    parsed = _parse_rules(rules)
     where = Address.parse(address, "--address")
     experiment, notes = _experiment(config, assignments, len(clients))
     directory = directory.absolute()
@@ -48,7 +47,7 @@ def create(
         directory.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
         try:
-            _fill(made, directory, clients, where, experiment, rules)
+            _fill(made, directory, clients, where, experiment, parsed)
             made.rename(directory)
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
@@ -90,7 +89,7 @@ def add(directory: Path, name: str) -> Path:
 
 
 def renew(directory: Path) -> None:
-    """Another certificate for the server, by the same authority: clients need not do anything."""
+    """Sign a new certificate for the server by the same authority. Clients need not change."""
     server = folder.ServerFolder.read(directory)
     folder.require(server.path / "ca.key", "put it there for the moment; it signs the certificate")
     ca = certificates.KeyPair(_read(server.path / "ca.key"), _read(server.path / "ca.crt"))

@@ -209,16 +209,14 @@ class Ledger:
         self.path = path
         self.releases = _read(path)
 
-    def spent(self, delta: float) -> float:
-        """epsilon against the server, of all releases together."""
-        return epsilon(compose(1 / release.noise for release in self.releases), delta)
+    def spent(self, delta: float, *more: float) -> float:
+        """epsilon against the server, of all releases together and `more` of this noise."""
+        noises = (*(release.noise for release in self.releases), *more)
+        return epsilon(compose(1 / noise for noise in noises), delta)
 
     def allows(self, noise: float, max_epsilon: float, delta: float) -> bool:
         """Whether epsilon stays within `max_epsilon` after one more release."""
-        if not noise > 0:
-            return False
-        mus = [1 / release.noise for release in self.releases]
-        return epsilon(compose([*mus, 1 / noise]), delta) <= max_epsilon
+        return noise > 0 and self.spent(delta, noise) <= max_epsilon
 
     def record(self, run: str, round_: int, noise: float, clip: float) -> None:
         """Enter a release; only then may it be sent."""
