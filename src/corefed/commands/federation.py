@@ -15,7 +15,7 @@ import click
 import typer
 from typer.core import TyperCommand
 
-from corefed.commands.options import Json
+from corefed.commands.options import Json, Quiet, SettingOptions
 
 app = typer.Typer(
     help="A federation of separate machines, on Flower.",
@@ -24,10 +24,6 @@ app = typer.Typer(
 )
 
 FolderArgument = Annotated[Path, typer.Argument(help="The federation's folder.", metavar="DIR")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")]
-SettingOptions = Annotated[
-    list[str] | None, typer.Option("--set", help="Any setting.", metavar="KEY=VALUE")
-]
 RunName = Annotated[str | None, typer.Option("--name", help="Name of the run.", metavar="RUN")]
 
 
@@ -143,7 +139,7 @@ def run(
     name: RunName = None,
     assignments: SettingOptions = None,
     json: Json = False,
-    quiet: QuietOption = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train the experiment of DIR/server/experiment.toml and follow it, on the server's machine."""
     from corefed.federation.operate import following  # torch takes a second
@@ -157,7 +153,7 @@ def resume(
     name: RunName = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds to have in the end.")] = None,
     json: Json = False,
-    quiet: QuietOption = False,
+    quiet: Quiet = False,
 ) -> None:
     """Go on with a run, the last one if none is named, from its last finished round."""
     from corefed.federation.operate import following  # torch takes a second

@@ -15,7 +15,7 @@ import typer
 
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.commands.options import Json
+from corefed.commands.options import Json, RunFolder, Seed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,7 +40,7 @@ corefed personalize runs/site-model --data south.csv --name south --steps 400 --
 
 
 def personalize(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    folder: RunFolder,
     data: Annotated[
         Path, typer.Option(help="The new client's points: a table, .npz or images as in training.")
     ],
@@ -58,9 +58,7 @@ def personalize(
         float | None,
         typer.Option(help="Part of the points to test on; a fifth, or X_test, if not given."),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="A seed of the run; its first if not given.")
-    ] = None,
+    seed: Seed = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; DIR/personalized/NAME by default.")

@@ -18,7 +18,7 @@ import typer
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.progress import bars
-from corefed.commands.options import Json
+from corefed.commands.options import Json, RunFolder, Seed
 
 if TYPE_CHECKING:
     from corefed.data.preparation import Preparation
@@ -37,7 +37,7 @@ corefed predict runs/prices --client north --input new.csv --tolerance 10 --leve
 
 
 def predict(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    folder: RunFolder,
     client: Annotated[str, typer.Option(help="Whose model, by the client's name.")],
     points: Annotated[
         Path,
@@ -49,9 +49,7 @@ def predict(
     model: Annotated[
         str | None, typer.Option(help="personal or global; personal where there is one.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="A seed of the run; its first if not given.")
-    ] = None,
+    seed: Seed = None,
     target_error: Annotated[
         float, typer.Option(help="Error allowed among predictions that are not for review.")
     ] = 0.05,
@@ -91,7 +89,7 @@ def predict(
         found = predictions.predict(
             run, client, given, settings, seed=seed, kind=kind, on_block=show
         )
-    text = "".join(_lines(given.ids, found, settings, preparation))
+    text = _csv(given.ids, found, settings, preparation)
     if out is not None:
         try:
             files.replace(out, text.encode())
@@ -148,22 +146,25 @@ def _progress(total: int, block: int, *, silent: bool) -> Iterator[Callable[[int
 # --- the table ------------------------------------------------------------------------------------
 
 
-def _lines(
+def _csv(
     ids: Sequence[str], found: Predictions, settings: PredictionSettings, preparation: Preparation
-) -> Iterator[str]:
-    """The CSV: a heading and one row per point, numbers to float32's seven digits."""
-    classes = bool(preparation.labels)
-    columns = (_class_columns if classes else _target_columns)(found, settings, preparation)
+) -> str:
+    """A heading and one row per point, numbers to float32's seven digits."""
+    if preparation.labels:
+        columns = _class_columns(found, preparation)
+    else:
+        columns = _target_columns(found, settings, preparation)
     if found.review is not None:
         columns["review"] = ["yes" if each else "no" for each in found.review.tolist()]
-    yield _csv(["id", *columns])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["id", *columns])
     for row in zip(ids, *columns.values(), strict=True):
-        yield _csv([f"{v:.7g}" if isinstance(v, float) else v for v in row])
+        writer.writerow([f"{v:.7g}" if isinstance(v, float) else v for v in row])
+    return text.getvalue()
 
 
-def _class_columns(
-    found: Predictions, settings: PredictionSettings, preparation: Preparation
-) -> dict[str, list[Any]]:
+def _class_columns(found: Predictions, preparation: Preparation) -> dict[str, list[Any]]:
     said, labels = found.said, preparation.labels
     best = said.mean.argmax(-1)
     return {
@@ -196,12 +197,6 @@ def _target_columns(
         for d, target in enumerate(names)
         for name, value in values.items()
     }
-
-
-def _csv(row: Sequence[object]) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(row)
-    return line.getvalue()
 
 
 def _print(text: str) -> None:

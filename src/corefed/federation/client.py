@@ -74,7 +74,6 @@ class TaskContext(NamedTuple):
     preparation: Preparation
     train: ClientData  # one client: [1, n, ...]
     test: ClientData
-    classes: int
     device: torch.device
     seed: int
     store: Store
@@ -167,7 +166,7 @@ def _evaluate(task: Task, context: TaskContext) -> Reply:
         context.test,
         streams,
         context.experiment.run.evaluate_draws,
-        context.classes,
+        len(context.preparation.labels),
         context.unit,
     )
     sums = {name: {k: v.tolist() for k, v in each.items()} for name, each in models.items()}
@@ -222,7 +221,6 @@ def _prepare(task: Task, settings: ClientSettings, wanted: Experiment) -> TaskCo
         preparation,
         train.to(device),
         test.to(device),
-        len(agreement.classes),
         device,
         wanted.run.seeds[0],
         store,
