@@ -11,8 +11,8 @@ The nursery starts no thread and does not touch a GPU, so its children behave li
 child's token is not on its command line, where every user of the machine could see it. Only one
 kind of task is taken: a client's on a client, the server's on the server.
 
-When SuperExec is gone, the nursery ends its children and itself. When the nursery is gone, each task
-gets a new process, which is slower.
+When SuperExec is gone, the nursery ends its children and itself. When the nursery is gone, each
+task gets a new process, which is slower.
 """
 
 from __future__ import annotations
