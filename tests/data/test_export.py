@@ -15,6 +15,7 @@ from commands import corefed
 from corefed.base.errors import UserError
 from corefed.data import clients, datasets, export, partition
 from corefed.federation.reading import local_data
+from corefed.federation.reading.agreement import agree
 from corefed.settings import config
 from corefed.training import setup
 
@@ -35,7 +36,7 @@ def test_a_client_reads_what_a_simulation_deals(tmp_path: Path, spec: str, scale
         local_data.read(str(folder / f"client-{i}.npz"), test_fraction=0.5, seed=9)
         for i in range(3)
     ]
-    agreement = local_data.agree([local_data.describe(data) for data in own], (), scale)
+    agreement = agree([local_data.describe(data) for data in own], (), scale)
     if scale == "standard":
         # Equal up to the rounding of torch's own sum in float32; the rows with its very numbers.
         dataset = datasets.load("digits")
@@ -66,7 +67,7 @@ def test_a_regression_and_its_targets(tmp_path: Path) -> None:
         local_data.read(f"npz:{tmp_path / 'out'}/client-{i}.npz", test_fraction=0, seed=0)
         for i in range(2)
     ]
-    agreement = local_data.agree([local_data.describe(data) for data in own], (), "unit")
+    agreement = agree([local_data.describe(data) for data in own], (), "unit")
     assert agreement.classes == () and agreement.targets == simulated.targets
     for i, data in enumerate(own):
         train, test, _ = local_data.fit(data, agreement)

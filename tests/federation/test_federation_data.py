@@ -24,7 +24,8 @@ from corefed.data.dataset import Dataset
 from corefed.federation.protocol import Agreement
 from corefed.federation.reading import agreement as agreements
 from corefed.federation.reading import local_data
-from corefed.federation.reading.local_data import LocalData, agree, describe, fingerprint, fit
+from corefed.federation.reading.agreement import agree
+from corefed.federation.reading.local_data import LocalData, describe, fingerprint, fit
 
 X = np.arange(24.0).reshape(8, 3)
 Y = np.array([2, 10, 2, 10, 10, 2, 7, 7])

@@ -30,7 +30,7 @@ def federate(folder: Path, device: str) -> dict[str, Any]:
     """The summary of a run whose clients have what a simulation would deal them."""
     deal(config.resolve(flags=FLAGS).run, folder / "data")
     places = {
-        f"client-{i}": client.Place(
+        f"client-{i}": client.ClientSettings(
             f"client-{i}",
             folder / f"state-{i}",
             str(folder / "data" / f"client-{i}.npz"),

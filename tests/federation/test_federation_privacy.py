@@ -160,7 +160,7 @@ def test_every_method_is_private_or_refused(row: Row) -> None:
     server = method.init_server(Streams([Who(0, SERVER)], 0))
     message = {k: v[1].float() for k, v in loop(row, 1).messages[0].items()}
     found, _ = privacy.privatise(
-        message, server, method.traits.posteriors, 0.1, 1.0, privacy.secret_generator()
+        message, server, method.traits.posteriors, 0.1, 1.0, privacy.system_normals
     )
     wanted = checks.template(method, server, (FEATURES,))
     claimed = {"examples": 5}
@@ -173,7 +173,7 @@ def test_every_method_is_private_or_refused(row: Row) -> None:
 
 def test_secret_normals_are_normal_and_never_the_same() -> None:
     """By Kolmogorov and Smirnov; the system's numbers have no seed, so once in 10^6 runs fails."""
-    normals = privacy.secret_generator()
+    normals = privacy.system_normals
     torch.manual_seed(0)
     first = normals(20_000)
     torch.manual_seed(0)
@@ -189,7 +189,7 @@ def test_the_most_extreme_bits_are_finite_normals(
     byte: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(privacy.os, "urandom", lambda count: bytes([byte]) * count)
-    (extreme,) = privacy.secret_generator()(1).tolist()
+    (extreme,) = privacy.system_normals(1).tolist()
     assert extreme == pytest.approx(stats.norm.ppf(2.0**-53) * (1 if byte == 0 else -1), rel=1e-9)
 
 
@@ -336,7 +336,7 @@ def test_the_weights_of_every_methods_average_are_found(row: Row) -> None:
     if row.name in ("bnfed", "independent") or ("fusion", "precision") in row.settings:
         expected = None
     before = {name: value.clone() for name, value in server.items()}
-    assert privacy.averaging(method, server) == expected
+    assert privacy.averaging_weights(method, server) == expected
     assert all(torch.equal(server[name], value) for name, value in before.items())
 
 

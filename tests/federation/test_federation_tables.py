@@ -29,7 +29,8 @@ from corefed.federation import client, joining, server
 from corefed.federation.protocol import Agreement, Task
 from corefed.federation.reading import agreement as agreements
 from corefed.federation.reading import local_data
-from corefed.federation.reading.local_data import LocalData, agree, describe, fingerprint, fit
+from corefed.federation.reading.agreement import agree
+from corefed.federation.reading.local_data import LocalData, describe, fingerprint, fit
 from corefed.federation.rules import Rules
 from corefed.settings import config
 from corefed.training import fitted, record, rounds
@@ -167,7 +168,7 @@ def test_a_federation_trains_as_its_simulation(tmp_path: Path, target: str, meth
         "categorical": "ward", "client_column": "site",
     }  # fmt: skip
     places = {
-        site: client.Place(
+        site: client.ClientSettings(
             site, tmp_path / f"state-{site}", str(path), target=target, models=tmp_path / site
         )
         for site, path in parts.items()
@@ -219,11 +220,11 @@ def test_settings_of_the_experiment_hold_for_tables(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(
         "id,site,c,x,y\n" + "".join(f"p{i},s,{i % 2},{i},{i % 3}\n" for i in range(12))
     )
-    place = client.Place("a", tmp_path / "state", str(tmp_path / "a.csv"), target="y")
+    place = client.ClientSettings("a", tmp_path / "state", str(tmp_path / "a.csv"), target="y")
 
     def joined(**flags: Any) -> dict[str, Any]:
         wanted = config.resolve(flags={"data": "local", **flags})
-        settings = joining.settings_of(wanted)
+        settings = joining.settings_as_toml(wanted)
         task = Task("join", "r", -1, 0, settings, None, "float32", False, 0.0, 0.0, {})
         reply = client.answer(task, place)
         return reply.figures if not reply.error else {"error": reply.error}
@@ -289,9 +290,9 @@ def test_what_travels_is_what_the_page_says(tmp_path: Path) -> None:
     parts = apart(tmp_path, rows())
     np.savez(tmp_path / "a.npz", X=np.arange(24.0).reshape(8, 3), y=np.arange(8) % 2)
     flags = {"data": "local", "ignore": "patient,site", "categorical": "ward"}
-    settings = joining.settings_of(config.resolve(flags=flags))
+    settings = joining.settings_as_toml(config.resolve(flags=flags))
     task = Task("join", "r", -1, 0, settings, None, "float32", False, 0.0, 0.0, {})
-    place = client.Place("north", tmp_path / "state", str(tmp_path / "a.npz"))
+    place = client.ClientSettings("north", tmp_path / "state", str(tmp_path / "a.npz"))
     reply = client.answer(task, place)
     assert not reply.error and not reply.tree
     assert reply.figures.keys() == fields["all data"] | fields["arrays"]
@@ -487,7 +488,7 @@ def test_descriptions_of_tables_that_nobody_honest_sends(
     """They come from another machine: each is refused alone, before it meets the others."""
     good, bad = site(column("x")), site(column("x"))
     change(bad)
-    assert words in joining._unacceptable(bad, Rules())
+    assert words in joining._check_answer(bad, Rules())
     with pytest.raises(UserError, match="The description of bad's data"):
         agree({"good": good, "bad": bad}, (), "features")
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from federation_inprocess import LOST, QUICK, Folders, changed, federation
-from flwr.app import Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from corefed.base.errors import UserError
@@ -410,7 +410,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "a name too many": (lambda r: {"tree": {**r.tree, "w": torch.zeros(2)}}, "nobody asked for"),
     "nothing": (lambda r: {"tree": {}}, "lacks 'v'"),
     "whole numbers": (lambda r: {"tree": {k: v.long() for k, v in r.tree.items()}}, "int64"),
-    "half precision": (lambda r: {"tree": wire.narrowed(r.tree, "float16")}, "float16"),
+    "half precision": (lambda r: {"tree": wire.narrow(r.tree, "float16")}, "float16"),
     "10^12 examples": (claiming(10**12), "training examples"),
     "no examples": (claiming(0), "training examples"),
     "negative examples": (claiming(-5), "training examples"),
@@ -713,6 +713,7 @@ def test_a_clients_own_folder_is_not_quoted_either(
 ) -> None:
     TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
     monkeypatch.setenv("COREFED_CLIENT", str(tmp_path / "secret ward"))
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
     with pytest.raises(RuntimeError) as raised:
-        app._answer(Message(RecordDict(), dst_node_id=1, message_type="train"))
+        app._answer(message, Context(1, 1, {}, RecordDict(), {}))
     assert "secret" not in str(raised.value) and raised.value.__cause__ is None

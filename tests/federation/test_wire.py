@@ -80,14 +80,14 @@ def test_differences_and_halves_are_restored() -> None:
     g = torch.Generator().manual_seed(0)
     sent = {"v": torch.randn(2, 100, generator=g), "only here": torch.zeros(1)}
     trained = {"v": sent["v"] + 1e-3 * torch.randn(2, 100, generator=g), "n": torch.ones(3)}
-    up = wire.narrowed(wire.difference(trained, sent), "float16")
+    up = wire.narrow(wire.difference(trained, sent), "float16")
     assert up["v"].dtype == torch.float16
-    back = wire.restored(up, sent, differences=True)
+    back = wire.restore(up, sent, differences=True)
     assert back["v"].dtype == torch.float32
     # A step of up to 4e-3 keeps 11 bits: 2e-6; and float32 of about 3 rounds at 2e-7.
     torch.testing.assert_close(back["v"], trained["v"], rtol=0, atol=3e-6)
     assert torch.equal(back["n"], trained["n"].half())
-    plain = wire.restored(wire.narrowed(trained, "float32"), sent, differences=False)
+    plain = wire.restore(wire.narrow(trained, "float32"), sent, differences=False)
     assert torch.equal(plain["v"], trained["v"])
 
 

@@ -493,7 +493,7 @@ def served(nets: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("listed", ["", "own_trace:other", "own_trace", "own_nets:make"])
 def test_a_client_imports_no_code_that_the_server_names(served: Path, listed: str) -> None:
-    place = client.Place("north", served / "state", str(served / "data.npz"), model=listed)
+    place = client.ClientSettings("north", served / "state", str(served / "data.npz"), model=listed)
     settings = 'method = "pfedbayes"\nmodel = "own_trace:make"\n'
     for kind in ("join", "train", "evaluate"):
         task = Task(kind, "first", 0, 0, settings, None, "float32", False, 0.0, 0.0, {})  # type: ignore[arg-type]
@@ -505,7 +505,7 @@ def test_a_client_imports_no_code_that_the_server_names(served: Path, listed: st
 
 
 def test_a_client_runs_the_code_that_it_lists(served: Path) -> None:
-    place = client.Place(
+    place = client.ClientSettings(
         "north", served / "state", str(served / "data.npz"), model="own_trace:make"
     )
     run = served / "first"
@@ -520,6 +520,6 @@ def test_client_toml_lists_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "key").touch(mode=0o600)
     text = 'name = "north"\naddress = "localhost:8000"\n'
     (tmp_path / "client.toml").write_text(text)
-    assert ClientFolder.read(tmp_path).place().model == ""
+    assert ClientFolder.read(tmp_path).settings().model == ""
     (tmp_path / "client.toml").write_text(f'{text}model = "own_trace:make"\n')
-    assert ClientFolder.read(tmp_path).place().model == "own_trace:make"
+    assert ClientFolder.read(tmp_path).settings().model == "own_trace:make"

@@ -11,7 +11,7 @@ from corefed.federation.protocol import Reply, Task
 class Call:
     """A link that is a function call."""
 
-    def __init__(self, places: Mapping[str, client.Place]) -> None:
+    def __init__(self, places: Mapping[str, client.ClientSettings]) -> None:
         self.places = places
 
     def online(self) -> set[str]:

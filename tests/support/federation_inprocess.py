@@ -35,7 +35,9 @@ Tamper = Callable[[str, Message], "Message | str | None"]
 class InProcessGrid(Grid):
     """Clients by name; node i + 1 is the i-th."""
 
-    def __init__(self, places: dict[str, client.Place], tamper: Tamper | None = None) -> None:
+    def __init__(
+        self, places: dict[str, client.ClientSettings], tamper: Tamper | None = None
+    ) -> None:
         TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # of this process
         self.places = places
         self.names = list(places)
@@ -148,7 +150,9 @@ def federation(
     deal(wanted.run, folder / "data")
     names = [f"client-{i}" for i in range(wanted.run.clients)]
     places = {
-        name: client.Place(name, folder / name, f"npz:{folder / 'data' / f'{name}.npz'}", **place)
+        name: client.ClientSettings(
+            name, folder / name, f"npz:{folder / 'data' / f'{name}.npz'}", **place
+        )
         for name in names
     }
     run = folder / "runs" / "first"

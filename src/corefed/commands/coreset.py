@@ -12,7 +12,7 @@ import typer
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.progress import bars
-from corefed.commands.options import Json
+from corefed.commands.options import DataDir, Json, Quiet
 from corefed.coreset.solvers import DEFAULT, SOLVERS
 
 EXAMPLES = """Examples:
@@ -53,13 +53,11 @@ def coreset(
     ] = 0,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where data lie, before $COREFED_DATA and the cache.")
-    ] = None,
+    data_dir: DataDir = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; runs/coreset-<data>-<time> by default.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")] = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Choose a weighted subset that stands in for all data: indices, weights, how good it is."""

@@ -1,16 +1,15 @@
-"""`corefed datasets`: the data sets there are, and how one is split."""
+"""`corefed datasets`: list the data sets, or show how one is split."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from corefed.base.errors import UserError
-from corefed.commands.options import ClientColumn, Target
+from corefed.commands.options import ClientColumn, DataDir, Target
 
 if TYPE_CHECKING:
     from corefed.data.dataset import Dataset
@@ -28,7 +27,7 @@ def datasets(
     partition: Annotated[str | None, typer.Option(help="The partition to show.")] = None,
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data lie.")] = None,
+    data_dir: DataDir = None,
     write: Annotated[
         Path | None,
         typer.Option(help="Of --show: a new folder for client-0.npz, ...", metavar="DIR"),
@@ -36,13 +35,14 @@ def datasets(
 ) -> None:
     """List the data sets, or print a partition: training points of each client and class.
 
-    Of tables, also what each column is, and what may go wrong.
+    For tables, also what each column is, and what may go wrong.
     With --write, each client's points go into a file that a client of a real federation can read.
     """
     from corefed.data import export, validation
     from corefed.data.datasets import load  # torch takes a second
     from corefed.data.partition import default_for, notes
-    from corefed.settings.config import OWN
+    from corefed.settings.config import OWN, resolve
+    from corefed.training import setup
 
     if show is None:
         if write is not None:
@@ -60,7 +60,9 @@ def datasets(
             "seeds": str(seed),
             "data_dir": None if data_dir is None else str(data_dir),
         }
-        dataset, spec = _read(flags, assignments or [], seed)
+        given = {key: value for key, value in flags.items() if value is not None}
+        run = setup.concrete(resolve(None, given, assignments or [])).run
+        dataset, spec = setup.pool(run, run.partition, seed), run.partition
     else:
         if target or client or assignments:
             raise UserError("--target, --client and --set are for table:PATH and npz:PATH.")
@@ -79,7 +81,7 @@ def datasets(
 def _print_names() -> None:
     from rich.table import Table
 
-    from corefed.data.datasets import names
+    from corefed.data.datasets import names  # torch takes a second
     from corefed.data.partition import default_for
     from corefed.show.report import console
 
@@ -89,20 +91,8 @@ def _print_names() -> None:
     console().print(table)
 
 
-def _read(
-    flags: Mapping[str, object], assignments: Sequence[str], seed: int
-) -> tuple[Dataset, str]:
-    """Data of the user's own, and how a run would split them."""
-    from corefed.settings.config import resolve
-    from corefed.training import setup  # torch takes a second
-
-    given = {key: value for key, value in flags.items() if value is not None}
-    run = setup.concrete(resolve(None, given, assignments)).run
-    return setup.pool(run, run.partition, seed), run.partition
-
-
 def _print_split(name: str, dataset: Dataset, spec: str, clients: int, seed: int) -> list[Split]:
-    """Of tables, also what each column is."""
+    """Print a partition; for tables, also what each column is."""
     from rich.table import Table
 
     from corefed.data import partition, validation  # torch takes a second

@@ -1,4 +1,4 @@
-"""`corefed export`: a client's model as files that others can use, and a card about it."""
+"""`corefed export`: a client's model as files for use without corefed, with a model card."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from corefed.base import files
-from corefed.commands.options import Json
+from corefed.commands.options import Json, RunFolder, Seed
 
 EXAMPLES = """Examples:
 
@@ -20,15 +20,13 @@ corefed export runs/site-model --global --out shared-model"""
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    folder: RunFolder,
     out: Annotated[Path, typer.Option(help="A new folder for the files.")],
     client: Annotated[str | None, typer.Option(help="Whose model, by the client's name.")] = None,
     shared: Annotated[
         bool, typer.Option("--global", help="The shared model in place of a personal one.")
     ] = False,
-    seed: Annotated[
-        int | None, typer.Option(help="A seed of the run; its first if not given.")
-    ] = None,
+    seed: Seed = None,
     program: Annotated[bool, typer.Option(help="Make the program of torch.export too.")] = True,
     json: Json = False,
 ) -> None:

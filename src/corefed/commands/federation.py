@@ -1,4 +1,4 @@
-"""`corefed federation ...`: what an operator types. Nothing heavy is imported before it is needed.
+"""`corefed federation ...`: the operator's commands. Each imports what it needs when it runs.
 
 Exit codes: 0 done, 1 a training or a server that failed, 2 a mistake the user can mend, 130 Ctrl-C.
 """
@@ -15,7 +15,7 @@ import click
 import typer
 from typer.core import TyperCommand
 
-from corefed.commands.options import Json
+from corefed.commands.options import Json, Quiet, SettingOptions
 
 app = typer.Typer(
     help="A federation of separate machines, on Flower.",
@@ -24,10 +24,6 @@ app = typer.Typer(
 )
 
 FolderArgument = Annotated[Path, typer.Argument(help="The federation's folder.", metavar="DIR")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")]
-SettingOptions = Annotated[
-    list[str] | None, typer.Option("--set", help="Any setting.", metavar="KEY=VALUE")
-]
 RunName = Annotated[str | None, typer.Option("--name", help="Name of the run.", metavar="RUN")]
 
 
@@ -69,7 +65,7 @@ def init(
     ] = None,
 ) -> None:
     """Make a federation: certificates, keys, settings, and what to copy where."""
-    from corefed.federation.operate import creating, processes
+    from corefed.federation.operate import creating, processes  # cryptography is an extra
 
     processes.require_flower()
     names = [name for word in clients for name in word.split(",") if name]
@@ -84,7 +80,7 @@ def add(
     directory: FolderArgument, name: Annotated[str, typer.Argument(help="Name of the new client.")]
 ) -> None:
     """Make another client for a federation; a server that runs takes it within seconds."""
-    from corefed.federation.operate import creating, processes
+    from corefed.federation.operate import creating, processes  # cryptography is an extra
 
     processes.require_flower()
     typer.echo(f"written to {creating.add(directory, name)}; copy it to the client's machine")
@@ -95,7 +91,11 @@ def remove(
     directory: FolderArgument, name: Annotated[str, typer.Argument(help="Name of the client.")]
 ) -> None:
     """Exclude a client for good: it gets no tasks, and its key is not admitted again."""
-    from corefed.federation.operate import folder, processes, registering
+    from corefed.federation.operate import (
+        folder,
+        processes,
+        registering,
+    )  # cryptography is an extra
 
     processes.require_flower()
     typer.echo(registering.remove(folder.ServerFolder.read(directory), name))
@@ -104,7 +104,7 @@ def remove(
 @app.command()
 def renew(directory: FolderArgument) -> None:
     """Sign another certificate for the server, before the old one expires."""
-    from corefed.federation.operate import creating, processes
+    from corefed.federation.operate import creating, processes  # cryptography is an extra
 
     processes.require_flower()
     creating.renew(directory)
@@ -114,7 +114,7 @@ def renew(directory: FolderArgument) -> None:
 @app.command()
 def server(directory: FolderArgument) -> None:
     """Run the server (Flower's SuperLink) until Ctrl-C."""
-    from corefed.federation.operate import serving
+    from corefed.federation.operate import serving  # cryptography is an extra
 
     raise typer.Exit(serving.serve(directory))
 
@@ -128,7 +128,7 @@ def client(
     ] = None,
 ) -> None:
     """Run a client (Flower's SuperNode) until Ctrl-C. DIR is the client's own folder."""
-    from corefed.federation.operate import serving
+    from corefed.federation.operate import serving  # cryptography is an extra
 
     raise typer.Exit(serving.join(directory, data, device))
 
@@ -139,10 +139,10 @@ def run(
     name: RunName = None,
     assignments: SettingOptions = None,
     json: Json = False,
-    quiet: QuietOption = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train the experiment of DIR/server/experiment.toml and follow it, on the server's machine."""
-    from corefed.federation.operate import following
+    from corefed.federation.operate import following  # torch takes a second
 
     raise typer.Exit(following.start(directory, name, assignments or [], json=json, quiet=quiet))
 
@@ -153,10 +153,10 @@ def resume(
     name: RunName = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds to have in the end.")] = None,
     json: Json = False,
-    quiet: QuietOption = False,
+    quiet: Quiet = False,
 ) -> None:
     """Go on with a run, the last one if none is named, from its last finished round."""
-    from corefed.federation.operate import following
+    from corefed.federation.operate import following  # torch takes a second
 
     raise typer.Exit(following.resume(directory, name, rounds, json=json, quiet=quiet))
 
@@ -164,7 +164,7 @@ def resume(
 @app.command()
 def status(directory: FolderArgument, json: Json = False) -> None:
     """Say who is connected, which runs there are, and who is missing."""
-    from corefed.federation.operate import status
+    from corefed.federation.operate import status  # torch takes a second
     from corefed.show import report
 
     found = status.read_status(directory)
@@ -179,7 +179,7 @@ def status(directory: FolderArgument, json: Json = False) -> None:
 @app.command()
 def stop(directory: FolderArgument, name: RunName = None) -> None:
     """End the training that is going on; it can be resumed."""
-    from corefed.federation.operate import following
+    from corefed.federation.operate import following  # torch takes a second
 
     following.stop(directory, name)
 
@@ -191,7 +191,7 @@ def demo(
     ),
 ) -> None:
     """A whole federation on this machine, with a client killed on the way, beside a simulation."""
-    from corefed.federation.operate import demo, processes
+    from corefed.federation.operate import demo, processes  # torch takes a second
 
     processes.require_flower()
     raise typer.Exit(demo.main(out))

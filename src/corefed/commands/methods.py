@@ -1,4 +1,4 @@
-"""`corefed methods`: the methods there are, and the settings of one."""
+"""`corefed methods`: list the methods, or the settings of one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def methods(
         return
     module(name)  # an unknown name is refused before anything else
 
-    from corefed.settings import describe  # takes a second: torch
+    from corefed.settings import describe  # torch takes a second
     from corefed.show import report
 
     own, shared = describe.of_method(name), describe.of_run()
@@ -77,7 +77,7 @@ def _list_methods(json: bool) -> None:
         known = [{"method": n, "description": entry.description} for n, entry in METHODS.items()]
         typer.echo(jsonlib.dumps(known, indent=1, ensure_ascii=False))
         return
-    from rich.console import Console  # a command that prints no table does not wait for it
+    from rich.console import Console  # rich takes a tenth of a second
     from rich.table import Table
 
     table = Table("method", "what it is")

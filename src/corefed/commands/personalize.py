@@ -1,4 +1,4 @@
-"""`corefed personalize`: a model for a client that took no part in training.
+"""`corefed personalize`: a model for a client that did not take part in training.
 
 It is kept in DIR/personalized/NAME, a folder like a run's.
 """
@@ -15,7 +15,7 @@ import typer
 
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.commands.options import Json
+from corefed.commands.options import Json, RunFolder, Seed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from corefed.training.newcomers import Newcomer
 
 NAME = r"\w([\w .-]{0,98}[\w-])?"
-"""Of a client: what is the same folder's name on every machine."""
+"""Of a client: a valid name of a folder on every machine."""
 ROWS = {
     "personal": "personalised",
     "global": "the shared model as it is",
@@ -40,7 +40,7 @@ corefed personalize runs/site-model --data south.csv --name south --steps 400 --
 
 
 def personalize(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    folder: RunFolder,
     data: Annotated[
         Path, typer.Option(help="The new client's points: a table, .npz or images as in training.")
     ],
@@ -58,9 +58,7 @@ def personalize(
         float | None,
         typer.Option(help="Part of the points to test on; a fifth, or X_test, if not given."),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="A seed of the run; its first if not given.")
-    ] = None,
+    seed: Seed = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; DIR/personalized/NAME by default.")
@@ -121,9 +119,9 @@ def _table(joined: Newcomer) -> Table:
         if any(f"{kind}_{metric}" in metrics for metric in found):
             cells = [_cell(metrics.get(f"{kind}_{m}"), m) for m in found]
             shown.add_row(words, *cells)
-    told, cost = summary["personalized"], summary["cost"]
+    steps, cost = summary["personalized"]["steps"], summary["cost"]
     shown.caption = (
-        f"{told['steps']} steps on {summary['coreset'].get('size', data.train.weight.sum()):.0f} "
+        f"{steps} steps on {summary['coreset'].get('size', data.train.weight.sum()):.0f} "
         f"of {int(data.train.weight.sum())} points in {cost['seconds']:.1f} s"
     )
     return shown

@@ -1,4 +1,4 @@
-"""`corefed predict`: points in, a CSV and a summary out."""
+"""`corefed predict`: predict new points; writes a CSV and a summary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import typer
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.progress import bars
-from corefed.commands.options import Json
+from corefed.commands.options import Json, RunFolder, Seed
 
 if TYPE_CHECKING:
     from corefed.data.preparation import Preparation
@@ -37,7 +37,7 @@ corefed predict runs/prices --client north --input new.csv --tolerance 10 --leve
 
 
 def predict(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    folder: RunFolder,
     client: Annotated[str, typer.Option(help="Whose model, by the client's name.")],
     points: Annotated[
         Path,
@@ -49,9 +49,7 @@ def predict(
     model: Annotated[
         str | None, typer.Option(help="personal or global; personal where there is one.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="A seed of the run; its first if not given.")
-    ] = None,
+    seed: Seed = None,
     target_error: Annotated[
         float, typer.Option(help="Error allowed among predictions that are not for review.")
     ] = 0.05,
@@ -91,7 +89,7 @@ def predict(
         found = predictions.predict(
             run, client, given, settings, seed=seed, kind=kind, on_block=show
         )
-    text = "".join(_lines(given.ids, found, settings, preparation))
+    text = _csv(given.ids, found, settings, preparation)
     if out is not None:
         try:
             files.replace(out, text.encode())
@@ -130,7 +128,7 @@ def _refuse_place(out: Path, points: Path) -> None:
 
 @contextmanager
 def _progress(total: int, block: int, *, silent: bool) -> Iterator[Callable[[int], None]]:
-    """For inputs of several blocks; without a terminal, a line for each tenth of many blocks."""
+    """For inputs of several blocks. Without a terminal, a line per tenth of many blocks."""
     tenths = 0
     with bars(silent=silent or total <= block) as shown:
 
@@ -148,22 +146,25 @@ def _progress(total: int, block: int, *, silent: bool) -> Iterator[Callable[[int
 # --- the table ------------------------------------------------------------------------------------
 
 
-def _lines(
+def _csv(
     ids: Sequence[str], found: Predictions, settings: PredictionSettings, preparation: Preparation
-) -> Iterator[str]:
-    """The CSV: a heading and one row per point, numbers to float32's seven digits."""
-    classes = bool(preparation.labels)
-    columns = (_of_classes if classes else _of_targets)(found, settings, preparation)
+) -> str:
+    """A heading and one row per point, numbers to float32's seven digits."""
+    if preparation.labels:
+        columns = _class_columns(found, preparation)
+    else:
+        columns = _target_columns(found, settings, preparation)
     if found.review is not None:
         columns["review"] = ["yes" if each else "no" for each in found.review.tolist()]
-    yield _csv(["id", *columns])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["id", *columns])
     for row in zip(ids, *columns.values(), strict=True):
-        yield _csv([f"{v:.7g}" if isinstance(v, float) else v for v in row])
+        writer.writerow([f"{v:.7g}" if isinstance(v, float) else v for v in row])
+    return text.getvalue()
 
 
-def _of_classes(
-    found: Predictions, settings: PredictionSettings, preparation: Preparation
-) -> dict[str, list[Any]]:
+def _class_columns(found: Predictions, preparation: Preparation) -> dict[str, list[Any]]:
     said, labels = found.said, preparation.labels
     best = said.mean.argmax(-1)
     return {
@@ -176,7 +177,7 @@ def _of_classes(
     }
 
 
-def _of_targets(
+def _target_columns(
     found: Predictions, settings: PredictionSettings, preparation: Preparation
 ) -> dict[str, list[Any]]:
     from corefed.use.predictions import half_width  # torch takes a second
@@ -198,12 +199,6 @@ def _of_targets(
     }
 
 
-def _csv(row: Sequence[object]) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(row)
-    return line.getvalue()
-
-
 def _print(text: str) -> None:
     try:
         sys.stdout.write(text)
@@ -216,7 +211,7 @@ def _print(text: str) -> None:
 
 
 def _summary(found: Predictions, settings: PredictionSettings) -> dict[str, Any]:
-    """What the flag is and did."""
+    """How the review threshold was chosen, and how many points it flagged."""
     if found.flag is None or found.review is None:
         return {}
     threshold, source, _ = found.flag
@@ -241,9 +236,9 @@ def _summary(found: Predictions, settings: PredictionSettings) -> dict[str, Any]
 def _sentences(about: dict[str, Any]) -> list[str]:
     """The summary for the terminal."""
     review, truth = about.get("review"), about.get("truth", {})
-    told = [f"{about['points']} points by the {about['model']} model of {about['client']}"]
+    lines = [f"{about['points']} points by the {about['model']} model of {about['client']}"]
     if review:
-        told.append(f"kept {review['kept']}, for review {review['flagged']}: {_promise(review)}")
+        lines.append(f"kept {review['kept']}, for review {review['flagged']}: {_promise(review)}")
     names = {
         "accuracy": "accuracy",
         "rmse": "RMSE",
@@ -258,10 +253,10 @@ def _sentences(about: dict[str, Any]) -> list[str]:
         if value is not None
     ]
     if known:
-        told.append("against the truth in the file: " + ", ".join(known))
+        lines.append("against the truth in the file: " + ", ".join(known))
     if about["out"] is not None:
-        told.append(f"written to {about['out']}")
-    return told
+        lines.append(f"written to {about['out']}")
+    return lines
 
 
 def _promise(review: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from corefed.base.errors import INTERRUPTED, UserError
-from corefed.commands.options import ClientColumn, Json, Target
+from corefed.commands.options import ClientColumn, DataDir, Json, Quiet, SettingOptions, Target
 from corefed.methods.registry import METHODS
 
 if TYPE_CHECKING:
@@ -72,17 +72,13 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run in this folder.", metavar="DIR")
     ] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting.", metavar="KEY=VALUE")
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where data lie, before $COREFED_DATA and the cache.")
-    ] = None,
+    assignments: SettingOptions = None,
+    data_dir: DataDir = None,
     track: Annotated[
         list[str] | None,
         typer.Option(help="Log to mlflow or tensorboard too. May be repeated.", metavar="TOOL"),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")] = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Train a federation and evaluate it. With no option: coreset-pfedbayes on the digits."""

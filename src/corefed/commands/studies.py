@@ -1,7 +1,6 @@
-"""`corefed bench`, `reproduce` and `theory`, where the studies are at hand.
+"""`corefed bench`, `reproduce` and `theory`, if the package `corefed_studies` is there.
 
-The studies are a package of their own, `corefed_studies`, which adds its commands to ours. It lies
-beside corefed in a checkout and is not in the wheel.
+It adds its commands to ours. A checkout has it beside corefed; the wheel does not.
 """
 
 from __future__ import annotations

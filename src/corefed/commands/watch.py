@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from corefed.commands.options import RunFolder
+
 
 def watch(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    folder: RunFolder,
     once: Annotated[bool, typer.Option("--once", help="Show it once, and do not wait.")] = False,
 ) -> None:
     """Follow a run in the terminal: rounds, time left, metrics, curves, cost. Ctrl-C leaves it."""

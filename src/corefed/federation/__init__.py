@@ -6,7 +6,7 @@ May import show and the rooms below it.
     client.py     the client's half: data, private state (store.py), one answer per task
     server.py     the server's half: rounds with deadlines, quorum, checks, checkpoints
                   (joining.py: before the first round; answers.py: numbers that clients claim)
-    rules.py      what the server's operator decides (settings.py: tables of TOML files)
+    rules.py      what the server's operator decides
     events.py     who was missing, refused or late
     trust/        checks, the metric between posteriors, robust rules, privacy
     reading/      a client's files, and what all clients agree on

@@ -1,7 +1,7 @@
-"""The numbers in clients' answers: read as what they claim to be, or not at all.
+"""The numbers in clients' answers, checked before they are used.
 
-They come from machines that the server does not control, as JSON. Nothing in them changes the
-model; a value that is not a number of its kind must not change a table either.
+They come as JSON from machines that the server does not control. They do not change the model, and
+a value that is no plausible number does not change a table either.
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ def number(value: object, least: float = -math.inf, most: float = math.inf) -> f
     return found if math.isfinite(found) and least <= found <= most else None
 
 
-def seconds(reply: Reply) -> float:
-    """How long a client says that it worked; 0 where it does not say so plausibly."""
+def read_seconds(reply: Reply) -> float:
+    """How long a client says it worked; 0 where that is missing or implausible."""
     return number(reply.figures.get("seconds"), 0.0, 1e9) or 0.0
 
 
-def training(replies: Sequence[Reply]) -> dict[str, Any]:
-    """What a round's line says about training, from the clients that say it."""
+def training_numbers(replies: Sequence[Reply]) -> dict[str, Any]:
+    """The numbers of a round's line about training, from the clients that share them."""
     losses = [number(reply.figures.get("loss")) for reply in replies]
     known = [loss for loss in losses if loss is not None]
     processed = [number(reply.figures.get("processed"), 0, 1e15) or 0 for reply in replies]
     tables = [reply.figures.get("coreset") for reply in replies]
     rows = [table if isinstance(table, dict) else {} for table in tables]
     names = sorted({name for row in rows for name in row if isinstance(name, str)})[:20]
+    values = {name: [number(row.get(name)) for row in rows] for name in names}
     report = {
-        name: torch.tensor([_or_nan(number(row.get(name))) for row in rows]) for name in names
+        name: torch.tensor([math.nan if each is None else each for each in found])
+        for name, found in values.items()
     }
     return {
         "loss": [sum(known) / len(known) if known else None],
@@ -54,22 +56,18 @@ def training(replies: Sequence[Reply]) -> dict[str, Any]:
     }
 
 
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def totals(figures: Mapping[str, Any], classes: int, most: int) -> dict[str, Tree]:
+def read_totals(figures: Mapping[str, Any], classes: int, most: int) -> dict[str, Tree]:
     """A client's sums over its test points, by model; ValueError where they cannot be such sums."""
     models = figures.get("models")
     if not isinstance(models, dict) or not set(models) <= set(MODELS):
-        raise ValueError("its test figures are not of models that there are")
+        raise ValueError("its test results are of unknown models")
     return {name: _totals(name, each, classes, most) for name, each in models.items()}
 
 
 def _totals(model: str, sums: object, classes: int, most: int) -> Tree:
     """The sums of one model. Each has a bound that follows from the number of points."""
     if not isinstance(sums, dict):
-        raise ValueError(f"its test figures of the {model} model are no table")
+        raise ValueError(f"its test results of the {model} model are no table")
     points = number(sums.get("points"), 1, most)
     if points is None or points != int(points):
         raise ValueError(f"its number of test points is {sums.get('points')!r}")
@@ -85,7 +83,7 @@ def _totals(model: str, sums: object, classes: int, most: int) -> Tree:
     else:
         bounds = {"squared_error": (0.0, 1e30, 0), "nll": (-1e30, 1e30, 0)}
     if set(sums) != {"points", *bounds}:
-        raise ValueError(f"its test figures of the {model} model have other names than expected")
+        raise ValueError(f"its test results of the {model} model have other names than expected")
     found = {"points": torch.tensor(points, dtype=torch.float64)}
     for name, (least, most_, width) in bounds.items():
         slack = 1e-6 * max(1.0, abs(most_))  # sums of probabilities round
@@ -100,7 +98,7 @@ def _totals(model: str, sums: object, classes: int, most: int) -> Tree:
     return found
 
 
-def scores(
+def score_numbers(
     found: Mapping[str, Mapping[str, Tree]], names: Sequence[str], classes: Sequence[str]
 ) -> dict[str, Any]:
     """An evaluation as rounds.jsonl has it, from the totals of the clients that sent some."""

@@ -1,13 +1,13 @@
-"""The client's half of a federation: its data, its private state, one answer a task.
+"""The client's half of a federation: its data, its private state, one answer per task.
 
-Data and private state stay in folders of the client's own machine. What leaves it is a `Reply`, and
-nothing but what this file puts into one: the method's message, counts, sums over test points, and
-figures about training. An error leaves as one of the sentences below, which quote no data, no path
-and no text of another error; the client's own log has the rest.
+Data and private state stay in folders of the client's own machine. Only a `Reply` leaves it: the
+method's message, counts, sums over test points, and numbers about training. An error leaves as one
+of the sentences below, which quote no data, no path and no text of another error. The client's own
+log has the rest.
 
-Private state is kept before an answer is sent, under the number of the round that comes next. A
-server that was killed and asks a round again finds the state of before that round, and, randomness
-being a function of (seed, round, client), is given the same answer.
+Private state is kept before an answer is sent, under the number of the next round. A server that
+was killed asks a round again. The client then starts from the state before that round and gives the
+same answer, because randomness is a function of (seed, round, client).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PublicError(UserError):
     """A sentence that may leave the client's machine."""
 
 
-class Place(NamedTuple):
+class ClientSettings(NamedTuple):
     """What a client decides for itself."""
 
     name: str
@@ -57,7 +57,7 @@ class Place(NamedTuple):
     device: str = "cpu"
     target: str = ""  # column of a table that is predicted
     test_fraction: float = 0.2  # of data without a test part of their own
-    share_metrics: bool = True  # whether sums over its test points, losses and figures are sent
+    share_metrics: bool = True  # whether losses, sums over test points and so on are sent
     min_noise: float = 0.0  # trains only under differential privacy with at least this noise
     max_epsilon: float = 0.0  # stops when its uploads have spent this; 0: no bound
     delta: float = 1e-5
@@ -65,15 +65,15 @@ class Place(NamedTuple):
     models: Path | None = None  # folder for its model at the end of a run; None: it keeps none
 
 
-class Desk(NamedTuple):
-    """Everything about a task but the task: made anew for each, since Flower starts a process."""
+class TaskContext(NamedTuple):
+    """Per-task context, rebuilt for each because Flower starts a new process."""
 
+    settings: ClientSettings
     experiment: Experiment
     method: Method
     preparation: Preparation
     train: ClientData  # one client: [1, n, ...]
     test: ClientData
-    classes: int
     device: torch.device
     seed: int
     store: Store
@@ -87,17 +87,17 @@ class Desk(NamedTuple):
         return TargetUnit(mean, std)
 
 
-def answer(task: Task, place: Place) -> Reply:
+def answer(task: Task, settings: ClientSettings) -> Reply:
     """What the client replies; never raises."""
     try:
         wanted = _experiment(task)
-        _refuse_code(wanted, place)
+        _refuse_code(wanted, settings)
         if task.kind == "join":
-            data = _read(wanted, place)
+            data = _read(wanted, settings)
             _note(data.notes)
             return _reply(task, local_data.describe(data))
-        desk = _prepare(task, place, wanted)
-        return _train(task, place, desk) if task.kind == "train" else _evaluate(task, place, desk)
+        context = _prepare(task, settings, wanted)
+        return _train(task, context) if task.kind == "train" else _evaluate(task, context)
     except PublicError as error:
         return _reply(task, {}, error=str(error))
     except UserError as error:
@@ -113,113 +113,116 @@ def _reply(task: Task, figures: dict[str, Any], tree: Tree | None = None, error:
     return Reply(task.kind, task.run, task.round, task.client, figures, tree or {}, error)
 
 
-def _train(task: Task, place: Place, desk: Desk) -> Reply:
-    method, run = desk.method, desk.experiment.run
+def _train(task: Task, context: TaskContext) -> Reply:
+    method, settings, run = context.method, context.settings, context.experiment.run
     private_upload = task.dp_clip > 0 and bool(task.tree)
-    _check_privacy(task, place)
-    kept = desk.store.upload(task.run, task.round, _digest(task)) if private_upload else None
+    _check_privacy(task, settings)
+    kept = context.store.upload(task.run, task.round, _digest(task)) if private_upload else None
     if kept is not None:  # asked again: the same noise, or it would be a second release
         return _reply(task, *kept)
     began = time.perf_counter()
-    broadcast = _broadcast(task.tree, desk.device)
-    streams = Streams([Who(desk.seed, task.client)], task.round, desk.device)
-    work = Work(run.local_steps, run.batch_size)
-    private = _private(task, desk)
-    trained = client_side.train(method, broadcast, private, desk.train, streams, work)
+    trained = client_side.train(
+        method,
+        _broadcast(task.tree, context.device),
+        _private(task.run, task.round, context),
+        context.train,
+        Streams([Who(context.seed, task.client)], task.round, context.device),
+        Work(run.local_steps, run.batch_size),
+    )
     message = {name: value[0].cpu() for name, value in trained.message.items()}
     figures: dict[str, Any] = {
-        "examples": int(desk.train.size.item()),
+        "examples": int(context.train.size.item()),
         "seconds": time.perf_counter() - began,
     }
-    if place.share_metrics:
+    if settings.share_metrics:
         figures["loss"] = trained.loss.item()
         figures["processed"] = int(trained.examples.item())
         numbers = client_side.report(method, trained.private)
         figures["coreset"] = {name: float(value[0]) for name, value in numbers.items()}
     if private_upload:
-        message = _privatised(task, place, method, message)
+        message = _privatise(task, context, message)
     if task.difference and method.traits.aligned:
         message = wire.difference(message, task.tree)
-    message = wire.narrowed(message, task.upload)
-    desk.store.save(task.run, task.round + 1, {k: v.cpu() for k, v in trained.private.items()})
+    message = wire.narrow(message, task.upload)
+    context.store.save(task.run, task.round + 1, {k: v.cpu() for k, v in trained.private.items()})
     if private_upload:
-        desk.store.keep_upload(task.run, task.round, _digest(task), figures, message)
+        context.store.keep_upload(task.run, task.round, _digest(task), figures, message)
     return _reply(task, figures, message)
 
 
-def _evaluate(task: Task, place: Place, desk: Desk) -> Reply:
-    """Sums over the test points of each model the client has; none where it keeps them."""
-    if task.round + 1 == desk.experiment.run.rounds:
-        _keep(task, place, desk)
-    if not place.share_metrics or desk.test.weight.shape[1] == 0:
+def _evaluate(task: Task, context: TaskContext) -> Reply:
+    """Sums over the test points for each model; none where the client does not share them."""
+    if task.round + 1 == context.experiment.run.rounds:
+        _keep_model(task, context)
+    if not context.settings.share_metrics or context.test.weight.shape[1] == 0:
         return _reply(task, {"models": {}})
     began = time.perf_counter()
-    streams = Streams([Who(desk.seed, task.client)], task.round, desk.device)
+    streams = Streams([Who(context.seed, task.client)], task.round, context.device)
     models = evaluate_clients(
-        desk.method,
-        _broadcast(task.tree, desk.device),
-        _private(task._replace(round=task.round + 1), desk),  # as it is after the round
-        desk.train,
-        desk.test,
+        context.method,
+        _broadcast(task.tree, context.device),
+        _private(task.run, task.round + 1, context),
+        context.train,
+        context.test,
         streams,
-        desk.experiment.run.evaluate_draws,
-        desk.classes,
-        desk.unit,
+        context.experiment.run.evaluate_draws,
+        len(context.preparation.labels),
+        context.unit,
     )
     sums = {name: {k: v.tolist() for k, v in each.items()} for name, each in models.items()}
     return _reply(task, {"models": sums, "seconds": time.perf_counter() - began})
 
 
-def _keep(task: Task, place: Place, desk: Desk) -> None:
-    """The model that the run ends with; a disk without room for it does not spoil the run."""
-    if place.models is None:
+def _keep_model(task: Task, context: TaskContext) -> None:
+    """Keep the model that the run ends with. A full disk does not stop the run."""
+    if context.settings.models is None:
         return
+    folder = context.settings.models / task.run
     try:
         keeping.keep(
-            place.models / task.run,
-            place.name,
-            desk.experiment,
-            desk.preparation,
-            desk.train,
-            desk.test,
-            desk.method,
-            _broadcast(task.tree, desk.device),
-            _private(task._replace(round=task.round + 1), desk),
+            folder,
+            context.settings.name,
+            context.experiment,
+            context.preparation,
+            context.train,
+            context.test,
+            context.method,
+            _broadcast(task.tree, context.device),
+            _private(task.run, task.round + 1, context),
         )
     except UserError as error:
-        _note([f"The model of this run is not kept in {place.models / task.run}: {error}"])
+        _note([f"The model of this run is not kept in {folder}: {error}"])
 
 
-def _prepare(task: Task, place: Place, wanted: Experiment) -> Desk:
+def _prepare(task: Task, settings: ClientSettings, wanted: Experiment) -> TaskContext:
     agreement = task.agreement
     if agreement is None:
         raise PublicError("The server sent no agreement about the data.")
-    data = _read(wanted, place)
+    data = _read(wanted, settings)
     try:
-        train, test, preparation = local_data.fit(data, agreement, place.name)
+        train, test, preparation = local_data.fit(data, agreement, settings.name)
     except UserError as error:  # speaks of shapes and names, which are sent at the join anyway
         raise PublicError(str(error)) from error
-    device = device_for(place.device)
+    device = device_for(settings.device)
     model = setup.network(wanted.run, agreement.shape, len(agreement.classes), agreement.targets)
     method = registry.build(wanted.run.method, wanted.settings, model)
-    store = Store(place.state)
+    store = Store(settings.state)
     store.claim(
         task.run,
         config.fingerprint(config.to_dict(wanted)),
         local_data.fingerprint(data),
-        name=place.name,
+        name=settings.name,
         agreement=agreement.to_json(),
     )
-    seed = wanted.run.seeds[0]
-    return Desk(
+    return TaskContext(
+        settings,
         wanted,
         method,
         preparation,
         train.to(device),
         test.to(device),
-        len(agreement.classes),
         device,
-        seed,
+        wanted.run.seeds[0],
         store,
     )
 
@@ -231,25 +234,25 @@ def _experiment(task: Task) -> Experiment:
         raise PublicError(f"The server's settings cannot be used: {error}") from error
 
 
-def _refuse_code(wanted: Experiment, place: Place) -> None:
-    """A server may choose among networks of corefed; what else it names is not even imported."""
+def _refuse_code(wanted: Experiment, settings: ClientSettings) -> None:
+    """A server may choose among corefed's networks; other code that it names is not imported."""
     model = wanted.run.model
-    if own.is_own(model) and model != place.model:
+    if own.is_own(model) and model != settings.model:
         raise PublicError(
             f"This client runs no code that a server names; for the model {model} its operator "
             f'must write model = "{model}" into client.toml.'
         )
 
 
-def _read(wanted: Experiment, place: Place) -> local_data.LocalData:
-    """The points; a table as a simulation would read it, but for the client's own target."""
+def _read(wanted: Experiment, settings: ClientSettings) -> local_data.LocalData:
+    """The client's points. A table is read as in a simulation, with the client's own target."""
     run = wanted.run
     ignored = (*run.ignore, run.client_column) if run.client_column else run.ignore
     return local_data.read(
-        place.data,
-        test_fraction=place.test_fraction,
+        settings.data,
+        test_fraction=settings.test_fraction,
         seed=SPLIT_SEED,
-        reading=Settings(place.target, "", run.categorical, ignored, run.missing, run.task),
+        reading=Settings(settings.target, "", run.categorical, ignored, run.missing, run.task),
         classes=run.classes,
         embedding=run.embedding,
         bad_images=run.bad_images,
@@ -257,18 +260,18 @@ def _read(wanted: Experiment, place: Place) -> local_data.LocalData:
     )
 
 
-def _private(task: Task, desk: Desk) -> Tree:
-    """State before the task's round; that of a client that has none is made from the run's seed.
+def _private(run: str, round_: int, context: TaskContext) -> Tree:
+    """State with which a round begins. A client without one starts from the run's seed.
 
-    Every client can draw the server's first state itself, so one that is first asked in a later
-    round begins where it would have begun in the first.
+    Every client can draw the server's first state itself. So a client that is first asked in a
+    later round starts as it would have started in the first.
     """
-    kept = desk.store.load(task.run, task.round)
-    _note(desk.store.notes)
+    kept = context.store.load(run, round_)
+    _note(context.store.notes)
     if kept is not None:
-        return {name: value.to(desk.device) for name, value in kept.items()}
-    first = desk.method.init_server(Streams([Who(desk.seed, SERVER)], 0))
-    return client_side.start(desk.method, _broadcast(first, desk.device), desk.train)
+        return {name: value.to(context.device) for name, value in kept.items()}
+    first = context.method.init_server(Streams([Who(context.seed, SERVER)], 0))
+    return client_side.start(context.method, _broadcast(first, context.device), context.train)
 
 
 def _note(notes: Sequence[str]) -> None:
@@ -282,41 +285,36 @@ def _broadcast(tree: Tree, device: torch.device) -> Tree:
 
 
 def _digest(task: Task) -> str:
-    """Of what a stored upload answers: the same question, or another with the same number."""
+    """Of the question, to tell whether a stored upload answers it."""
     terms = (task.upload, task.difference, task.dp_clip, task.dp_noise, task.agreement)
-    return digest.of(task.tree, task.settings, repr(terms))
+    return digest.hash_tree(task.tree, task.settings, repr(terms))
 
 
-def _check_privacy(task: Task, place: Place) -> None:
-    """The client's own floor: what it asks for is not the server's to decide."""
+def _check_privacy(task: Task, settings: ClientSettings) -> None:
+    """Refuse less noise than the client itself asks for, whatever the server's rules are."""
     noise = task.dp_noise if task.dp_clip > 0 else 0.0
-    if not noise >= place.min_noise:
+    if not noise >= settings.min_noise:
         raise PublicError(
-            f"This client trains only with noise of at least {place.min_noise:g}; the server's "
+            f"This client trains only with noise of at least {settings.min_noise:g}; the server's "
             f"rules have {noise:g}."
         )
-    if place.max_epsilon and not noise:
+    if settings.max_epsilon and not noise:
         raise PublicError(
             "This client bounds what its uploads spend (max_epsilon), and an upload without noise "
             "spends everything; switch on differential privacy by dp_clip."
         )
 
 
-def _privatised(task: Task, place: Place, method: Method, message: Tree) -> Tree:
-    """The upload with its noise, entered in the client's ledger before it can be sent."""
-    ledger = privacy.Ledger(place.state / "privacy.json")
-    if place.max_epsilon and not ledger.allows(task.dp_noise, place.max_epsilon, place.delta):
+def _privatise(task: Task, context: TaskContext, message: Tree) -> Tree:
+    """Add noise to an upload, and enter it in the client's ledger before it can be sent."""
+    settings, posteriors = context.settings, context.method.traits.posteriors
+    ledger, most = privacy.Ledger(settings.state / "privacy.json"), settings.max_epsilon
+    if most and not ledger.allows(task.dp_noise, most, settings.delta):
         raise PublicError(
-            f"Another upload would spend more than the epsilon of {place.max_epsilon:g} that this "
-            "client allows."
+            f"Another upload would spend more than the epsilon of {most:g} that this client allows."
         )
     noisy, _ = privacy.privatise(
-        message,
-        task.tree,
-        method.traits.posteriors,
-        task.dp_clip,
-        task.dp_noise,
-        privacy.secret_generator(),
+        message, task.tree, posteriors, task.dp_clip, task.dp_noise, privacy.system_normals
     )
     ledger.record(task.run, task.round, task.dp_noise, task.dp_clip)
     return noisy

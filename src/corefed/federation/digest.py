@@ -1,4 +1,4 @@
-"""A short name for tensors: trees share it only if every name, kind, shape and byte is equal."""
+"""A digest of tensors, equal only if every name, type, shape and byte is equal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from corefed.federation import wire
 SIZE = 16  # bytes: two different trees share a digest with probability 2^-128
 
 
-def of(tree: Mapping[str, Tensor], *more: str) -> str:
-    """BLAKE2 of a tree, whatever the order of its names, and of texts beside it."""
+def hash_tree(tree: Mapping[str, Tensor], *more: str) -> str:
+    """BLAKE2 of a tree, in any order of its names, and of some texts."""
     whole = hashlib.blake2b(digest_size=SIZE)
     for text in more:
         _add(whole, text.encode())
@@ -24,5 +24,5 @@ def of(tree: Mapping[str, Tensor], *more: str) -> str:
 
 
 def _add(whole: hashlib.blake2b, part: bytes) -> None:
-    """With its length, so that no two lists of parts are the same bytes."""
+    """Add the length too, so that different lists of parts give different bytes."""
     whole.update(len(part).to_bytes(8, "little") + part)

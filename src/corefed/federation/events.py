@@ -24,19 +24,18 @@ LONGEST = 300
 
 
 class Log:
-    """Appends to the file and says the same on stderr, which is the server's own log."""
+    """Appends to the file and prints the same on stderr, which is the server's own log."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def __call__(self, event: Event, round_: int, client: str = "", reason: str = "") -> None:
-        text = one_line(reason)
         line = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "round": round_,
             "client": client,
             "event": event,
-            "reason": text,
+            "reason": one_line(reason),
         }
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

@@ -14,8 +14,7 @@ from corefed.base.errors import UserError
 from corefed.federation.events import Log
 from corefed.federation.link import Link, mismatch, wait_for
 from corefed.federation.protocol import Agreement, Task
-from corefed.federation.reading import local_data
-from corefed.federation.reading.agreement import check
+from corefed.federation.reading.agreement import agree, check_description
 from corefed.federation.rules import Rules
 from corefed.settings import config
 from corefed.settings.config import OWN_NOISE, Experiment, Run, Scaling
@@ -23,36 +22,38 @@ from corefed.settings.config import OWN_NOISE, Experiment, Run, Scaling
 AGREEMENT = "agreement.json"
 
 
-def needed(rules: Rules, clients: int) -> int:
-    """How many of some clients are a quorum of them."""
+def quorum_size(rules: Rules, clients: int) -> int:
+    """How many clients are a quorum."""
     return max(1, math.ceil(rules.quorum * clients - 1e-9))  # 0.1 * 30 is 3, not a little more
 
 
 def connect(names: Sequence[str], rules: Rules, link: Link) -> set[str]:
-    """Wait for all clients, as long as the rules say; those that are there, a quorum at least.
+    """Wait for all clients, as long as the rules say; those that are connected, at least a quorum.
 
-    A resumed run waits as well: clients take some seconds to find a server that was restarted, and
-    a round without one of them would not have the result of the run that was interrupted.
+    A resumed run waits too. Clients take some seconds to find a restarted server, and a round
+    without one of them would differ from that of the uninterrupted run.
     """
     present = wait_for(names, len(names), rules.join_wait, link)
-    if len(present) < needed(rules, len(names)):
+    quorum = quorum_size(rules, len(names))
+    if len(present) < quorum:
         missing = ", ".join(name for name in names if name not in present)
         raise UserError(
             f"{len(present)} of {len(names)} clients are connected after {rules.join_wait:g} s, "
-            f"and the quorum is {needed(rules, len(names))}. Missing: {missing}. Start them and "
-            "resume the run, or lower quorum in federation.toml."
+            f"and the quorum is {quorum}. Missing: {missing}. Start them and resume the run, or "
+            "lower quorum in federation.toml."
         )
     return present
 
 
-def agree(
+def agree_on_data(
     path: Path, names: Sequence[str], rules: Rules, link: Link, log: Log, wanted: Experiment
 ) -> Agreement:
-    """The agreement in the run's folder, or else the one of the clients that are connected."""
+    """The agreement in the run's folder, or else that of the clients that are connected."""
     file = path / AGREEMENT
     if file.exists():
         return Agreement.from_json(file.read_text(encoding="utf-8"))
-    task = Task("join", path.name, -1, 0, settings_of(wanted), None, "float32", False, 0.0, 0.0, {})
+    settings = settings_as_toml(wanted)
+    task = Task("join", path.name, -1, 0, settings, None, "float32", False, 0.0, 0.0, {})
     online = link.online()
     tasks = {n: task._replace(client=i) for i, n in enumerate(names) if n in online}
     described: dict[str, dict[str, Any]] = {}
@@ -60,29 +61,30 @@ def agree(
         if isinstance(reply, str):
             log("missing", 0, name, reply)
             continue
-        problem = mismatch(tasks[name], reply) or _unacceptable(reply.figures, rules)
+        problem = mismatch(tasks[name], reply) or _check_answer(reply.figures, rules)
         if problem:
             log("refused", 0, name, problem)
             continue
         described[name] = reply.figures
         log("joined", 0, name, f"{reply.figures['train']} training points")
-    if len(described) < needed(rules, len(names)):
+    quorum = quorum_size(rules, len(names))
+    if len(described) < quorum:
         raise UserError(
             f"{len(described)} of {len(names)} clients described their data, and the quorum is "
-            f"{needed(rules, len(names))}; events.jsonl says why the others did not."
+            f"{quorum}; events.jsonl says why the others did not."
         )
     first = next(iter(described.values()))
     model = _model(wanted, first.get("shape", ()))
     scale = _scale(wanted, model, "columns" in first)
-    agreement = local_data.agree(described, wanted.run.classes, scale)
+    agreement = agree(described, wanted.run.classes, scale)
     files.replace(file, (agreement.to_json() + "\n").encode())
     return agreement
 
 
-def _unacceptable(figures: Mapping[str, Any], rules: Rules) -> str:
+def _check_answer(figures: Mapping[str, Any], rules: Rules) -> str:
     """Why a client's description of its data cannot be used; empty where it can."""
     try:
-        problem = check(figures)
+        problem = check_description(figures)
         if problem:
             return f"The description of its data {problem}."
         count = figures["train"]
@@ -93,8 +95,8 @@ def _unacceptable(figures: Mapping[str, Any], rules: Rules) -> str:
     return ""
 
 
-def settled(wanted: Experiment, agreement: Agreement) -> Experiment:
-    """The experiment with what depends on the data filled in, so that the record says it."""
+def complete_experiment(wanted: Experiment, agreement: Agreement) -> Experiment:
+    """The experiment with what depends on the data filled in, for the record."""
     model = _model(wanted, agreement.shape)
     scale = _scale(wanted, model, bool(agreement.columns))
     run = dataclasses.replace(
@@ -102,13 +104,13 @@ def settled(wanted: Experiment, agreement: Agreement) -> Experiment:
     )
     asked = {key: getattr(run, key) for key in OWN_NOISE}
     if agreement.target_mean and asked == {key: getattr(Run, key) for key in OWN_NOISE}:
-        # As in a simulation of a table, whose targets are standardised: learnt from a low start.
+        # As in a simulation of a table with standardised targets: learnt from a low start.
         run = dataclasses.replace(run, **OWN_NOISE)  # type: ignore[arg-type]
     return dataclasses.replace(wanted, run=run)
 
 
-def settings_of(experiment: Experiment) -> str:
-    """What a client needs to know of the experiment, as TOML: what differs from the defaults."""
+def settings_as_toml(experiment: Experiment) -> str:
+    """What a client needs to know about the experiment, as TOML: what is not a default."""
     values = config.to_dict(experiment)
     named = {key: value for key, value in values.items() if key in ("method", "preset")}
     defaults = config.to_dict(config.resolve(flags=named))
@@ -118,7 +120,7 @@ def settings_of(experiment: Experiment) -> str:
 
 
 def _model(wanted: Experiment, shape: Sequence[int]) -> str:
-    """What auto means, once it is known what a point looks like."""
+    """What auto means for points of this shape."""
     if wanted.run.model == "auto":
         return "cnn" if len(shape) == 3 else "mlp"
     return wanted.run.model

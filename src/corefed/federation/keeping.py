@@ -1,4 +1,4 @@
-"""What a client keeps when a run has ended: its model, ready to be used on its own machine.
+"""What a client keeps at the end of a run: its model, ready for use on its own machine.
 
     models/RUN/    experiment.toml, data.json, fitted.safetensors, held_out.safetensors,
                    summary.json: a folder like a simulation's, of one client
@@ -32,7 +32,7 @@ def keep(
     broadcast: Tree,
     private: Tree,
 ) -> None:
-    """Write the folder, over what an earlier end of the same run has left."""
+    """Write the folder, over that of an earlier, shorter version of the run."""
     run = dataclasses.replace(experiment.run, clients=1, cohort=0, device=str(train.x.device))
     experiment = dataclasses.replace(experiment, run=run)
     classes, targets = len(preparation.labels), len(preparation.targets)
@@ -49,28 +49,27 @@ def keep(
 
 
 def _summary(folder: Path, experiment: Experiment) -> dict[str, object]:
-    """Of one client, from what its models say of its test points; training is the server's."""
-    said = fitted.read_tensors(folder, fitted.HELD_OUT)
+    """Of one client, from its models' predictions on its test points."""
+    held_out = fitted.read_tensors(folder, fitted.HELD_OUT)
     summary = record.summarise(to_dict(experiment), [], record.environment("cpu"))
     summary["rounds"] = experiment.run.rounds
     summary["metrics"] = {
         name: record.over_seeds([value])
-        for name, value in evaluate.named_metrics(_totals(said)).items()
+        for name, value in evaluate.named_metrics(_totals(held_out)).items()
     }
     return summary
 
 
-def _totals(said: Tree) -> dict[str, Tree]:
+def _totals(held_out: Tree) -> dict[str, Tree]:
     """By kind of model, over all held-out points; none without points."""
-    y = said["y"]
+    y = held_out["y"]
     found = {}
-    for kind in (each for each in fitted.KINDS if f"{each}.mean" in said):
-        mean, total = said[f"{kind}.mean"], said[f"{kind}.total"]
-        classes = mean.shape[-1] if y.dim() == 1 else 0
-        each = (
-            evaluate.score_classes(mean, y)
-            if classes
-            else evaluate.score_targets(torch.cat([mean, total], -1), y)
-        )
+    for kind in (each for each in fitted.KINDS if f"{each}.mean" in held_out):
+        mean = held_out[f"{kind}.mean"]
+        if y.dim() == 1:
+            each, classes = evaluate.score_classes(mean, y), mean.shape[-1]
+        else:
+            outputs = torch.cat([mean, held_out[f"{kind}.total"]], -1)
+            each, classes = evaluate.score_targets(outputs, y), 0
         found[kind] = evaluate.totals(each, y, classes)
     return found

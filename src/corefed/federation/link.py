@@ -13,7 +13,7 @@ PATIENCE = 0.5
 
 
 class Link(Protocol):
-    """A transport. Names are the operator's; who a node is was settled by its key."""
+    """A transport. Names are the operator's; a client is known by its key."""
 
     def online(self) -> set[str]:
         """Names of the clients that are connected now."""
@@ -22,11 +22,11 @@ class Link(Protocol):
         """An answer for every name: a reply, or a sentence why there is none by the deadline."""
 
     def late(self) -> list[tuple[str, int]]:
-        """(name, round from 0) of answers, since the last call, to questions long given up."""
+        """(name, round from 0) of answers since the last call that came after their deadline."""
 
 
 def wait_for(names: Iterable[str], number: int, seconds: float, link: Link) -> set[str]:
-    """Those of the names that are connected, once they are `number` or the time is up."""
+    """The connected clients of `names`, once there are `number` of them or the time is up."""
     wanted, until = set(names), time.monotonic() + seconds
     while True:
         present = link.online() & wanted
@@ -39,10 +39,10 @@ def mismatch(task: Task, reply: Reply) -> str:
     """Why a reply is no answer to this task; empty where it is one."""
     if reply.error:
         return f"says: {reply.error}"
-    asked, got = _about(task), _about(reply)
+    asked, got = _describe(task), _describe(reply)
     return "" if got == asked else f"answers another question: {got}, asked was {asked}"
 
 
-def _about(message: Task | Reply) -> str:
+def _describe(message: Task | Reply) -> str:
     where = f" of round {message.round + 1}" if message.round >= 0 else ""
     return f"{message.kind}{where} of run {message.run} as client {message.client}"

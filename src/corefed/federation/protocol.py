@@ -1,8 +1,8 @@
 """What is asked of a client and what it answers: the whole wire contract, free of Flower.
 
-A task carries everything a client needs but its data and its private state, so that a client that
-was restarted can answer the next one. Every field that leaves a client's machine is a field of
-`Reply`; `docs/deploy.md` lists them.
+A task carries everything a client needs except its data and its private state, so that a restarted
+client can answer the next one. All that leaves a client's machine is a field of `Reply`;
+`docs/deploy.md` lists them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from corefed.base.types import Tree
 
 VERSION = 2
-"""Of the protocol; a client and a server of different versions refuse each other."""
+"""A client and a server with different versions of the protocol refuse each other."""
 
 ENVELOPE = 1 << 20
-"""Bytes of a message beside its tensors: figures, names, Flower's own records."""
+"""Bytes of a message beside its tensors: numbers, names, Flower's own records."""
 
 Kind = Literal["join", "train", "evaluate"]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all clients' data have in common, settled once at the beginning of a run."""
+    """What all clients' data have in common, found once before the first round."""
 
     shape: tuple[int, ...]  # of one point
     classes: tuple[str, ...]  # names of the classes in their order; empty for regression
@@ -37,7 +37,7 @@ class Agreement:
     mean: tuple[float, ...] = (0.0,)  # features are (x - mean) / std, over all clients together:
     std: tuple[float, ...] = (1.0,)  # one of each for all features, or one per feature
     columns: tuple[Column, ...] = ()  # of tables: what features are made of, in their order
-    fill: tuple[float, ...] = ()  # one per feature: what stands for a gap; empty: the mean does
+    fill: tuple[float, ...] = ()  # of missing values, one per feature; empty: the mean
     own_scale: bool = False  # each client scales features by its own training points
     target_mean: tuple[float, ...] = ()  # the network learns (y - target_mean) / target_std;
     target_std: tuple[float, ...] = ()  # empty: y itself
@@ -65,13 +65,13 @@ class Task(NamedTuple):
     run: str  # name of the training run
     round: int  # from 0; of join: -1
     client: int  # the client's number, on which its random draws depend
-    settings: str  # the experiment as TOML, what differs from the defaults
+    settings: str  # the experiment's settings that are not defaults, as TOML
     agreement: Agreement | None  # None in a join
     upload: str  # float32, float16 or bfloat16
     difference: bool
     dp_clip: float
     dp_noise: float
-    tree: Tree  # what of the server's state is sent; empty in a join
+    tree: Tree  # the part of the server's state that is sent; empty in a join
 
 
 class Reply(NamedTuple):
@@ -83,14 +83,14 @@ class Reply(NamedTuple):
     client: int
     figures: dict[str, Any]
     tree: Tree  # of a train task: the method's message, without the client axis
-    error: str = ""  # one sentence where the client could not do the task; then no tree
+    error: str = ""  # why the client could not do the task; then there is no tree
 
 
 RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
 def check_run(name: str) -> str:
-    """The name of a run, which becomes that of a folder, on the server and on every client."""
+    """Refuse a bad name of a run: it names a folder, on the server and on every client."""
     if not RUN.fullmatch(name):
         raise UserError(
             f"{name[:80]!r} is no name for a run: up to 63 of a-z, 0-9 and '-', the first a letter "

@@ -6,7 +6,6 @@ none of these has a meaning in a simulation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -20,7 +19,6 @@ from corefed.base.settings import (
     Range,
     Unit,
 )
-from corefed.settings import toml
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,3 @@ class Rules:
     """Differential privacy: standard deviation of the noise over dp_clip."""
     dp_delta: Probability = 1e-5
     """Differential privacy: delta at which epsilon is printed."""
-
-
-def resolve(given: Mapping[str, object], where: str) -> Rules:
-    """The rules that a table of a TOML file defines, checked."""
-    return toml.table(given, Rules, where)

@@ -4,14 +4,13 @@
         ask        the cohort to train, until all have answered or the deadline
         check      every answer; an unacceptable one is logged with its client's name and left out
         quorum     too few acceptable answers: the round is asked again, then the run stops
-        aggregate  by the method's own rule, after a robust one where the operator wants it
+        aggregate  by the method's own rule, after a robust one if the operator wants it
         evaluate   sums over test points, asked of every client that is connected
-        record     the line of rounds.jsonl and the checkpoint, as of a simulation
+        record     the line of rounds.jsonl and the checkpoint, as in a simulation
 
-The files of a run are those of a simulation (`record.py`), with events.jsonl and agreement.json
-beside them. A run goes on from its checkpoint to the result it would have had, since every random
-draw is a function of (seed, round, client) and a client keeps the state of before a round that may
-be asked again.
+A run has the files of a simulation (`record.py`), and events.jsonl and agreement.json. A resumed
+run gives the same result as an uninterrupted one: every random draw is a function of (seed, round,
+client), and a client keeps the state before a round that may be asked again.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from corefed.federation.link import Link, mismatch, wait_for
 from corefed.federation.protocol import Agreement, Reply, Task
 from corefed.federation.rules import Rules
 from corefed.federation.trust import checks, privacy, robust
-from corefed.federation.trust.spent import spent
+from corefed.federation.trust.spent import privacy_spent
 from corefed.methods import registry
 from corefed.settings import config
 from corefed.settings.config import Experiment
@@ -41,19 +40,17 @@ from corefed.training.loop import Answer, Line, run_rounds
 from corefed.training.setup import network
 
 HISTORY = 5
-"""Rounds whose accepted lengths say how long an update should be."""
+"""Rounds whose accepted updates tell how long an update usually is."""
 
 
-class Desk(NamedTuple):
+class ServerContext(NamedTuple):
     """What stays the same through a run."""
 
-    run: str
     names: Sequence[str]
     rules: Rules
     link: Link
     log: Log
-    experiment: Experiment
-    settings: str  # of the experiment, as tasks carry them
+    task: Task  # with everything that all tasks of the run have in common
     agreement: Agreement
     method: Method
     template: checks.Template
@@ -66,7 +63,7 @@ class Collected(NamedTuple):
     accepted: dict[str, Reply]  # trees in the server's precision
     lost: dict[str, str]  # why the others are left out
     lengths: dict[str, float]
-    released: list[str]  # whose uploads were seen, acceptable or not; again is the same upload
+    released: list[str]  # whose uploads were seen, acceptable or not
     bytes_up: int
     asked: int  # messages sent
     attempts: int
@@ -88,30 +85,28 @@ def _federate(
 ) -> dict[str, Any]:
     path = folder.path
     wanted = config.resolve(path / record.EXPERIMENT)
-    _check(wanted, names)
+    _check_experiment(wanted, names)
     present = joining.connect(names, rules, link)
-    agreement = joining.agree(path, names, rules, link, log, wanted)
-    experiment = joining.settled(wanted, agreement)
+    agreement = joining.agree_on_data(path, names, rules, link, log, wanted)
+    experiment = joining.complete_experiment(wanted, agreement)
     values = config.to_dict(experiment)
     lines, state = folder.resume(experiment)
     method, server = _build(experiment, agreement)
     robust.check(rules, method, experiment.run.cohort or len(names))
     if rules.dp_clip:
         privacy.check(method)
-    template = checks.template(method, server, agreement.shape, agreement.targets)
-    weights = privacy.averaging(method, server) if rules.dp_clip else None
-    desk = Desk(
-        path.name,
+    settings = joining.settings_as_toml(experiment)
+    ruled = (rules.upload, rules.difference, rules.dp_clip, rules.dp_noise)
+    context = ServerContext(
         names,
         rules,
         link,
         log,
-        experiment,
-        joining.settings_of(experiment),
+        Task("train", path.name, 0, 0, settings, agreement, *ruled, {}),
         agreement,
         method,
-        template,
-        weights,
+        checks.template(method, server, agreement.shape, agreement.targets),
+        privacy.averaging_weights(method, server) if rules.dp_clip else None,
     )
     if state is not None:
         (server,), _ = checkpoint.unpack(state, [server], {})
@@ -121,7 +116,7 @@ def _federate(
         folder.append(line)
         folder.checkpoint(values, line["round"], servers, {})
 
-    clients = RemoteClients(desk, lines)
+    clients = RemoteClients(context, lines)
     run_rounds(method, clients, [server], experiment.run, lines, on_round=keep)
     summary = _summary(values, lines)
     folder.finish(summary)
@@ -130,17 +125,17 @@ def _federate(
 
 
 def _summary(values: Mapping[str, Any], lines: Sequence[Line]) -> dict[str, Any]:
-    """That of a simulation, with the time that was not training, and the privacy that was spent."""
+    """That of a simulation, with the time outside training and the privacy that was spent."""
     summary = record.summarise(values, lines, record.environment("cpu"))
-    beside = sum(line["federation"]["overhead_seconds"] for line in lines)
-    summary["cost"]["overhead_seconds"] = beside
-    summary["cost"]["overhead_seconds_per_round"] = beside / max(1, len(lines))
+    overhead = sum(line["federation"]["overhead_seconds"] for line in lines)
+    summary["cost"]["overhead_seconds"] = overhead
+    summary["cost"]["overhead_seconds_per_round"] = overhead / max(1, len(lines))
     if lines and "privacy" in lines[-1]:
         summary["privacy"] = lines[-1]["privacy"]
     return summary
 
 
-def _check(wanted: Experiment, names: Sequence[str]) -> None:
+def _check_experiment(wanted: Experiment, names: Sequence[str]) -> None:
     run = wanted.run
     if len(run.seeds) != 1:
         raise UserError("A federation trains one run at a time; give it one seed.")
@@ -158,20 +153,19 @@ def _build(experiment: Experiment, agreement: Agreement) -> tuple[Method, Tree]:
 class RemoteClients:
     """Clients on other machines, as the round loop sees them.
 
-    `lines` are the rounds so far: what an update's length is compared with, and what privacy they
-    have spent.
+    `lines` are the rounds so far. They tell how long updates were, and what privacy was spent.
     """
 
-    def __init__(self, desk: Desk, lines: Sequence[Line]) -> None:
-        self.desk, self.lines = desk, lines
+    def __init__(self, context: ServerContext, lines: Sequence[Line]) -> None:
+        self.context, self.lines = context, lines
 
     def train(self, t: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]) -> Answer:
-        """Ask, check and combine; the cohort's acceptable updates are a quorum of it."""
+        """Ask the cohort, check its updates and combine the acceptable ones."""
         began = time.perf_counter()
-        desk, (server,), method = self.desk, servers, self.desk.method
-        cohort = [desk.names[i] for i in cohorts[0]]
+        context, (server,), method = self.context, servers, self.context.method
+        cohort = [context.names[i] for i in cohorts[0]]
         sent = client_side.sent(method, server)
-        got = _collect(desk, t, cohort, sent, self.lines)
+        got = _collect(context, t, cohort, sent, self.lines)
         order = [name for name in cohort if name in got.accepted]
         replies = [got.accepted[name] for name in order]
         update = Update(
@@ -179,19 +173,19 @@ class RemoteClients:
             {k: torch.stack([reply.tree[k] for reply in replies]) for k in replies[0].tree},
             torch.tensor([int(reply.figures["examples"]) for reply in replies]),
         )
-        combined = robust.combine(desk.rules, method, server, update)
+        combined = robust.combine(context.rules, method, server, update)
         if combined.note:
-            desk.log("robust", t + 1, reason=combined.note)
-        times = {name: answers.seconds(got.accepted[name]) for name in order}
+            context.log("robust", t + 1, reason=combined.note)
+        times = {name: answers.read_seconds(got.accepted[name]) for name in order}
         numbers: Line = {
-            **answers.training(replies),
+            **answers.training_numbers(replies),
             "bytes_up": [got.bytes_up],
             "bytes_down": [wire.size(sent) * got.asked],
             "federation": {
                 "accepted": order,
                 "lost": got.lost,
                 "attempts": got.attempts,
-                "used": [desk.names[i] for i in combined.kept],
+                "used": [context.names[i] for i in combined.kept],
                 "released": got.released,
                 "examples": update.examples.tolist(),
                 "lengths": [got.lengths[name] for name in order],
@@ -199,56 +193,56 @@ class RemoteClients:
                 "overhead_seconds": time.perf_counter() - began - max(times.values()),
             },
         }
-        if desk.rules.dp_clip and update.message:
+        if context.rules.dp_clip and update.message:
             now = {"round": t + 1, **numbers}
-            numbers["privacy"] = spent([*self.lines, now], desk.rules, desk.weights)
+            numbers["privacy"] = privacy_spent([*self.lines, now], context.rules, context.weights)
         return Answer([combined.update], numbers)
 
     def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:
-        """Metrics over the test points of all clients that answer, as a simulation records them."""
-        desk, (server,) = self.desk, servers
-        sent = client_side.sent(desk.method, server)
-        online = desk.link.online()
-        tasks = {n: _task(desk, "evaluate", t, n, sent) for n in desk.names if n in online}
-        classes = len(desk.agreement.classes)
+        """Metrics over the test points of all clients that answer, as in a simulation."""
+        context, (server,) = self.context, servers
+        sent = client_side.sent(context.method, server)
+        online = context.link.online()
+        tasks = {n: _task(context, "evaluate", t, n, sent) for n in context.names if n in online}
+        classes = len(context.agreement.classes)
         found: dict[str, dict[str, Tree]] = {}
-        for name, reply in desk.link.ask(tasks, desk.rules.deadline).items():
+        for name, reply in context.link.ask(tasks, context.rules.deadline).items():
             if isinstance(reply, str):
-                desk.log("missing", t + 1, name, f"in the evaluation: {reply}")
+                context.log("missing", t + 1, name, f"in the evaluation: {reply}")
                 continue
             problem = mismatch(tasks[name], reply)
             try:
-                totals = answers.totals(reply.figures, classes, desk.rules.max_examples)
+                totals = answers.read_totals(reply.figures, classes, context.rules.max_examples)
             except ValueError as error:
                 problem = problem or str(error)
             if problem:
-                desk.log("refused", t + 1, name, f"in the evaluation: {problem}")
+                context.log("refused", t + 1, name, f"in the evaluation: {problem}")
             elif totals:
                 found[name] = totals
-        return answers.scores(found, desk.names, desk.agreement.classes)
+        return answers.score_numbers(found, context.names, context.agreement.classes)
 
 
 def _collect(
-    desk: Desk, t: int, cohort: Sequence[str], sent: Tree, lines: Sequence[Line]
+    context: ServerContext, t: int, cohort: Sequence[str], sent: Tree, lines: Sequence[Line]
 ) -> Collected:
-    """The cohort's acceptable updates, a quorum of it; asked again as often as the rules say."""
-    rules, log = desk.rules, desk.log
-    wanted = joining.needed(rules, len(cohort))
+    """The cohort's acceptable updates, at least a quorum. Asks again as often as the rules say."""
+    rules, log = context.rules, context.log
+    wanted = joining.quorum_size(rules, len(cohort))
     released: dict[str, None] = {}
     bytes_up = asked = 0
     for attempt in range(rules.attempts):
-        online = wait_for(cohort, wanted, rules.join_wait, desk.link)
-        tasks = {name: _task(desk, "train", t, name, sent) for name in cohort if name in online}
+        online = wait_for(cohort, wanted, rules.join_wait, context.link)
+        tasks = {name: _task(context, "train", t, name, sent) for name in cohort if name in online}
         lost = {name: "not connected" for name in cohort if name not in tasks}
         accepted: dict[str, Reply] = {}
         asked += len(tasks)
-        for name, reply in desk.link.ask(tasks, rules.deadline).items():
+        for name, reply in context.link.ask(tasks, rules.deadline).items():
             if isinstance(reply, str):
                 lost[name] = reply
                 continue
             bytes_up += wire.size(reply.tree)
             released |= {name: None} if reply.tree else {}
-            whole = _acceptable(desk, tasks[name], reply)
+            whole = _check_update(context, tasks[name], reply)
             if isinstance(whole, str):
                 log("refused", t + 1, name, whole)
                 lost[name] = f"refused: {whole}"
@@ -257,10 +251,10 @@ def _collect(
         outliers, lengths = checks.outliers(
             sent,
             {name: reply.tree for name, reply in accepted.items()},
-            desk.method.traits.posteriors,
+            context.method.traits.posteriors,
             rules.outlier,
             [length for line in lines[-HISTORY:] for length in line["federation"]["lengths"]],
-            aligned=desk.method.traits.aligned,
+            aligned=context.method.traits.aligned,
         )
         for name, problem in outliers.items():
             log("refused", t + 1, name, problem)
@@ -269,7 +263,7 @@ def _collect(
         for name, reason in lost.items():
             if not reason.startswith("refused"):
                 log("missing", t + 1, name, reason)
-        for name, round_ in desk.link.late():
+        for name, round_ in context.link.late():
             log("late", t + 1, name, f"its answer to round {round_ + 1} came and was left out")
         if len(accepted) >= wanted:
             return Collected(accepted, lost, lengths, list(released), bytes_up, asked, attempt + 1)
@@ -281,36 +275,24 @@ def _collect(
     )
 
 
-def _acceptable(desk: Desk, task: Task, reply: Reply) -> Tree | str:
+def _check_update(context: ServerContext, task: Task, reply: Reply) -> Tree | str:
     """The update in the server's own precision, or why it is not one."""
-    rules, method = desk.rules, desk.method
+    rules, method = context.rules, context.method
     most, uploaded = rules.max_examples, wire.DTYPES[rules.upload]
     problem = mismatch(task, reply) or checks.refusal(
-        reply.tree, desk.template, (), reply.figures, max_examples=most, dtypes=(uploaded,)
+        reply.tree, context.template, (), reply.figures, max_examples=most, dtypes=(uploaded,)
     )
     if problem:
         return problem
-    whole = wire.restored(
+    whole = wire.restore(
         reply.tree, task.tree, differences=rules.difference and method.traits.aligned
     )
-    again = checks.refusal(  # a posterior can only be looked at as a whole
-        whole, desk.template, method.traits.posteriors, reply.figures, max_examples=most
+    again = checks.refusal(  # a posterior can only be checked as a whole
+        whole, context.template, method.traits.posteriors, reply.figures, max_examples=most
     )
     return again or whole
 
 
-def _task(desk: Desk, kind: Any, t: int, name: str, sent: Tree) -> Task:
-    rules = desk.rules
-    return Task(
-        kind,
-        desk.run,
-        t,
-        desk.names.index(name),
-        desk.settings,
-        desk.agreement,
-        rules.upload,
-        rules.difference,
-        rules.dp_clip,
-        rules.dp_noise,
-        sent,
-    )
+def _task(context: ServerContext, kind: Any, t: int, name: str, sent: Tree) -> Task:
+    client = context.names.index(name)
+    return context.task._replace(kind=kind, round=t, client=client, tree=sent)

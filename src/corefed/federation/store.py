@@ -1,13 +1,13 @@
-"""A client's private state on its own disk: it outlives the process, the node and the run.
+"""A client's private state on its own disk, which outlives the process, the node and the run.
 
     RUN/about.json              what the state belongs to: experiment, data, protocol, client
     RUN/round-T.safetensors     the state after T rounds, with which round T (counted from 0) begins
     RUN/upload-T.safetensors    what was sent in round T, where noise must not be drawn twice
 
 Two of each kind are kept: a server that was killed asks its last round again, and gets the same
-answer from the state before it. Every file is whole at every moment (`base/files.py`), and a state
-is removed only when one that follows it is safe, so kill -9 costs a round at most. Files and
-folders are readable by their owner alone.
+answer from the state before it. Files are replaced as a whole (`base/files.py`), and a state is
+removed only when a later one is safe, so kill -9 costs a round at most. Only their owner can read
+files and folders.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from corefed.federation.protocol import VERSION, check_run
 
 ABOUT, STATE, UPLOAD, DAMAGED = "about.json", "round", "upload", "damaged"
 KEPT = 2
-"""Files of a kind: the newest, and the one before it for a round that is asked again."""
+"""Files of each kind: the newest, and the one before it for a round that is asked again."""
 
 _CHANGED = {
     "protocol": "was begun by a version of corefed that speaks another protocol; finish it with "
@@ -67,7 +67,7 @@ class Store:
         name: str = "",
         agreement: str = "",
     ) -> None:
-        """Say what a run's state belongs to; refused where that is not what it began with."""
+        """Record what a run's state belongs to; refuse it if that has changed."""
         folder = self._folder(run)
         about = {
             "protocol": VERSION,
@@ -89,8 +89,8 @@ class Store:
     def load(self, run: str, round_: int) -> Tree | None:
         """The state with which round `round_` begins; None for a client that has not trained yet.
 
-        A state that a later round has left is never taken: it would be another answer. A damaged
-        state is put aside for the one before it, with a note.
+        A state after that round is never taken: it would give another answer. A damaged state is
+        put aside for the one before it, with a note.
         """
         folder = self._folder(run)
         numbers = _numbers(folder, STATE)
@@ -122,7 +122,7 @@ class Store:
     def save(self, run: str, round_: int, private: Tree) -> None:
         """Keep the state with which round `round_` begins, and one before it.
 
-        States of later rounds are those of a future that the server has gone back from.
+        States of later rounds are removed: the server has gone back behind them.
         """
         folder = self._folder(run)
         before = [number for number in _numbers(folder, STATE) if number < round_]
@@ -133,7 +133,7 @@ class Store:
             self._rotate(folder, STATE, round_, _encode(private, {"first": first}))
 
     def upload(self, run: str, round_: int, question: str) -> tuple[dict[str, Any], Tree] | None:
-        """Figures and tree that answered this very question (a digest of it) before, if any."""
+        """Numbers and tree that answered this very question (a digest of it) before, if any."""
         path = _path(self._folder(run), UPLOAD, round_)
         if not path.exists():
             return None
@@ -149,8 +149,11 @@ class Store:
     def keep_upload(
         self, run: str, round_: int, question: str, figures: Mapping[str, Any], tree: Tree
     ) -> None:
-        """Keep an answer that must not be made twice. Call after `save`: the question may come
-        again at any moment, and is then answered from here without another `save`."""
+        """Keep an answer that must not be made twice.
+
+        Call it after `save`: the question may come again at any moment, and is then answered from
+        here without another `save`.
+        """
         folder = self._folder(run)
         with _writing(folder, "The state is kept, the upload is not"):
             self._make(folder)
@@ -158,7 +161,7 @@ class Store:
             self._rotate(folder, UPLOAD, round_, _encode(tree, about))
 
     def _folder(self, run: str) -> Path:
-        """Checked before it touches a path: the name comes from the server."""
+        """The name comes from the server, so it is checked before it becomes a path."""
         return self.path / check_run(run)
 
     def _make(self, folder: Path) -> None:
@@ -185,7 +188,7 @@ class Store:
         )
 
     def _rotate(self, folder: Path, kind: str, number: int, content: bytes) -> None:
-        """Abandoned numbers go first, old ones last: no crash leaves a newer file that is wrong."""
+        """Abandoned numbers go first, old ones last: no crash leaves a wrong newer file."""
         for later in (one for one in _numbers(folder, kind) if one > number):
             _path(folder, kind, later).unlink(missing_ok=True)
         files.replace(_path(folder, kind, number), content, 0o600)
@@ -206,7 +209,7 @@ def _path(folder: Path, kind: str, number: int) -> Path:
 
 
 def _numbers(folder: Path, kind: str) -> list[int]:
-    """Of the finished files of a kind, ascending."""
+    """Of the files of a kind, ascending."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -218,7 +221,7 @@ def _numbers(folder: Path, kind: str) -> list[int]:
 
 
 def _first(folder: Path, numbers: list[int]) -> int:
-    """The first round that the client trained in, which its states remember."""
+    """The first round that the client trained in, as its states record it."""
     for number in reversed(numbers):
         with suppress(_DamagedError):
             about, _ = _decode(_read(_path(folder, STATE, number)))
@@ -232,7 +235,7 @@ def _encode(tree: Tree, about: Mapping[str, Any]) -> bytes:
     # Clones: the library refuses tensors that share memory, which a method's state may.
     host = {name: value.detach().cpu().contiguous().clone() for name, value in tree.items()}
     text = json.dumps(dict(about))
-    return save(host, metadata={"corefed": text, "digest": digest.of(host, text)})
+    return save(host, metadata={"corefed": text, "digest": digest.hash_tree(host, text)})
 
 
 def _decode(content: bytes) -> tuple[dict[str, Any], Tree]:
@@ -246,7 +249,7 @@ def _decode(content: bytes) -> tuple[dict[str, Any], Tree]:
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length])["__metadata__"]
         text = metadata["corefed"]
-        if metadata["digest"] != digest.of(tree, text):
+        if metadata["digest"] != digest.hash_tree(tree, text):
             raise _DamagedError("its content is not what was written")
         about: dict[str, Any] = json.loads(text)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:

@@ -1,12 +1,12 @@
 """Trees as bytes and back: what crosses the wire between the machines of a federation.
 
 A tensor is its dtype's name, its shape and its bytes in C order (little-endian), nothing else: no
-pickle, no archive, no header that could name code. What comes in is checked against a bound before
-memory is taken for it. The law: unpack(pack(tree)) == tree, bit for bit.
+pickle, no archive, no header that could name code. The size of what comes in is checked before
+memory is taken for it. unpack(pack(tree)) == tree, bit for bit.
 
-Uploads may be made smaller in two ways that `narrowed` and `difference` are: in half precision, and
-as the difference from what the client received. Together they keep about three digits of every
-step that a client made; half precision alone keeps three digits of the weights themselves.
+Uploads may be made smaller by half precision (`narrow`) and by sending the difference from what the
+client received (`difference`). Together they keep about three digits of every step that a client
+made; half precision alone keeps three digits of the weights themselves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class WireError(ValueError):
-    """What came in is no tree; the text says what is wrong with it."""
+    """What came in is no tree, and why."""
 
 
 class Packed(NamedTuple):
@@ -63,7 +63,7 @@ def size(tree: Tree) -> int:
     return sum(value.numel() * value.element_size() for value in tree.values())
 
 
-def narrowed(tree: Tree, precision: str) -> Tree:
+def narrow(tree: Tree, precision: str) -> Tree:
     """Floating-point tensors in the precision of that name, others as they are."""
     to = DTYPES[precision]
     return {k: v.to(to) if v.is_floating_point() else v for k, v in tree.items()}
@@ -74,8 +74,8 @@ def difference(tree: Tree, received: Tree) -> Tree:
     return {k: v - received[k] if k in received else v for k, v in tree.items()}
 
 
-def restored(tree: Tree, sent: Tree, *, differences: bool) -> Tree:
-    """The upload in the server's own precision, after `narrowed` and `difference`."""
+def restore(tree: Tree, sent: Tree, *, differences: bool) -> Tree:
+    """The upload in the server's own precision, after `narrow` and `difference`."""
     whole = {k: v.to(sent[k].dtype) if k in sent else v for k, v in tree.items()}
     return {k: v + sent[k] if differences and k in sent else v for k, v in whole.items()}
 

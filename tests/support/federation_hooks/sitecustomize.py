@@ -20,11 +20,11 @@ NAME = "corefed.federation.client"
 
 
 def changed(module: ModuleType) -> None:
-    """Ours in place of the module's training and answering."""
+    """Ours in settings of the module's training and answering."""
     train, answer = module._train, module.answer
 
-    def held(task: Any, place: Any, desk: Any) -> Any:
-        middle, done, step = desk.experiment.run.local_steps // 2, 0, desk.method.step
+    def held(task: Any, context: Any) -> Any:
+        middle, done, step = context.experiment.run.local_steps // 2, 0, context.method.step
 
         def stopping(*arguments: Any) -> Any:
             nonlocal done
@@ -33,13 +33,13 @@ def changed(module: ModuleType) -> None:
                 hold(task.round + 1)
             return step(*arguments)
 
-        return train(task, place, desk._replace(method=desk.method._replace(step=stopping)))
+        return train(task, context._replace(method=context.method._replace(step=stopping)))
 
-    def lying(task: Any, place: Any) -> Any:
+    def lying(task: Any, settings: Any) -> Any:
         import torch
 
-        reply = answer(task, place)
-        if (task.kind, task.run, place.name) != ("train", "bad", "bob"):
+        reply = answer(task, settings)
+        if (task.kind, task.run, settings.name) != ("train", "bad", "bob"):
             return reply
         if task.round == 1:
             return reply._replace(tree={"v": torch.full_like(reply.tree["v"], float("nan"))})

@@ -4,6 +4,6 @@ patches.py   the table of all names of Flower that are replaced, and why; checke
 fence.py     SuperLink: who may ask it for what, and how much (security)
 sandbox.py   one task, done by the installed corefed and not by code that was sent (security)
 node.py      SuperNode: quicker polling, one answer per message, rejoining after kill -9
-warm.py      SuperExec: tasks are forked from a process that has imported everything (speed)
+warm.py      SuperExec: tasks are forked from a process with all imports done (speed)
 signals.py   between processes of one machine: there is a task; the parent has ended
 """

@@ -9,8 +9,8 @@ and register nodes. What the fence adds, to the server's own process:
     a client's reply              comes from the client it names, and has at most the bytes that the
                                   running training expects (the file message_limit)
 
-A proxy or tunnel that ends on this machine makes everybody a process of this machine: do not put
-one before the server.
+Requests through a proxy or tunnel that ends on this machine count as local: do not put one before
+the server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from corefed.federation.protocol import ENVELOPE
 BODY = 16 << 20
 """Bytes of a request; Flower sends arrays in pieces of 5 MiB."""
 REPLY = 256 << 20
-"""Bytes of a reply where no training has said how many it expects."""
+"""Bytes of a reply where no training has set a limit."""
 START = "/v1/control/start-run"
 """After which there is a task for the server's own processes."""
 
@@ -43,7 +43,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class Fence:
-    """The outermost middleware: who may ask for what, and how long it may be."""
+    """The outermost middleware: who may ask for what, and how long a request may be."""
 
     def __init__(self, app: App, most: int = BODY) -> None:
         self.app = app
@@ -81,7 +81,7 @@ class Fence:
         try:
             await self.app(scope, counted, unless_over)
         except Exception:
-            if not over:  # what Flower makes of a connection that ended has been answered
+            if not over:  # otherwise the request has been answered, and Flower saw it cut off
                 raise
 
 
@@ -102,7 +102,7 @@ def is_local(peer: tuple[str, int] | None) -> bool:
 
 
 def _declared(scope: MutableMapping[str, Any]) -> int:
-    """Content-Length; 0 where there is none, for then the body is counted."""
+    """Content-Length; 0 where there is none, since the body is counted too."""
     lengths = [value for name, value in scope["headers"] if name.lower() == b"content-length"]
     return max((int(each) for each in lengths if each.isdigit()), default=0)
 
@@ -119,10 +119,10 @@ async def _answer(scope: MutableMapping[str, Any], send: Send, status: int, sent
 
 
 class Replies(NamedTuple):
-    """What clients push, after Flower has made sure who they are. Node -> bytes it may still."""
+    """Checks on what clients push, after Flower has authenticated them."""
 
     server: Path
-    left: dict[int, int]
+    left: dict[int, int]  # node -> bytes that it may still send
     lock: threading.Lock
 
     def push_messages(self, original: Any) -> Any:
@@ -184,7 +184,7 @@ def _log(text: str) -> None:
 
 def main() -> None:
     signals.end_with_parent()
-    # A header must not say where a request comes from, whatever the environment says.
+    # Whatever the environment says, no header may claim where a request comes from.
     os.environ["FORWARDED_ALLOW_IPS"] = "127.0.0.1"
     patches.check("superlink")
     from flwr.superlink.cli import flower_superlink

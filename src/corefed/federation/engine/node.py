@@ -1,17 +1,17 @@
 """SuperNode with a few changes: `python -m corefed.federation.engine.node <its arguments>`.
 
     polling     Flower asks for a message every 3 s; here it waits a tenth of the time since the
-                last one, between 0.2 and 3 s: quick in a round, quiet between runs; and it rings
+                last one, between 0.2 and 3 s: often in a round, seldom between runs. It rings
                 (`signals.py`) for the process that does the task
     heartbeats  the client's own interval; the server counts it as gone after twice as long
     retrying    a server that was restarted is found again within 5 s, not 20
-    answering   Flower takes any answer that is there for that to the last message. One that a
-                stopped run left would be sent in its place, and every later one a message late;
-                here the next message is taken only when the last one has been answered
-    rejoining   after kill -9 Flower refuses a client until its old session has run out; here the
-                client first signs off what its own folder says was its session
-    admission   a client that is refused ends; here it asks for some seconds, for a server that was
-                started at the same time is about to register the client's key
+    answering   Flower takes any answer it finds as that to the last message. An answer that a
+                stopped run left would be sent instead, and every later one a message late. Here
+                the next message is taken only when the last one has been answered
+    rejoining   after kill -9 Flower refuses a client until its old session expires; here the
+                client first ends the session that its own folder recorded
+    admission   a client that is refused ends; here it keeps asking for some seconds, since a
+                server that was just started may be about to register the client's key
 
 All else is Flower's.
 """
@@ -44,7 +44,7 @@ SOON, AGAIN = 5.0, 0.5
 
 
 class PollInterval:
-    """How long to wait for a message; in place of `time` in SuperNode's loop, which only sleeps."""
+    """How long to wait for a message. Replaces `time` in SuperNode's loop, which only sleeps."""
 
     def __init__(self) -> None:
         self.message = time.monotonic()
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def _rejoin(module: Any, session: Path) -> Any:
-    """Flower's connection, begun by signing off the session that the folder remembers."""
+    """Flower's connection, after ending the session that the folder recorded."""
     original = module.http_request_response
 
     @contextmanager
@@ -153,13 +153,13 @@ def _enter(
 
 
 def _sign_off(module: Any, client: Any, session: Path) -> None:
-    """End the last session, if it was on this machine and the server believes it is still on."""
+    """End the last session, if it was on this machine."""
     try:
         about = json.loads(session.read_bytes())
     except (OSError, ValueError):
         return
     if about.get("machine") != platform.node():
-        return  # a copy of the folder; its other self may be alive
+        return  # a copy of the folder; the original may be connected
     with suppress(module.httpx.HTTPError):
         client.DeactivateNode(module.DeactivateNodeRequest(node_id=about["node"]))
         time.sleep(UNSEEN)

@@ -1,4 +1,4 @@
-"""Every private name of Flower that we replace, and why: Flower has no setting for it.
+"""Every private name of Flower that we replace, and why. Flower has no settings for these.
 
 Each program calls `check` at start, before it replaces anything. A Flower of another version, or
 without one of the program's names, stops the program. Going on without the change would run code
@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, Literal, NoReturn
 
 VERSION = "1.41"
-"""Of Flower, whose modules were read; a newer one may have kept the names and changed the use."""
+"""Of Flower, as checked; a newer one may keep the names and use them differently."""
 
 Program = Literal["superlink", "supernode", "superexec", "client task", "server task"]
 
@@ -23,7 +23,7 @@ BACKOFF = {
         "pull_and_inflate_object_from_tree": "the same",
     },
 }
-"""Functions whose default is changed in place; everybody that calls them has it."""
+"""Functions whose default is changed in place, for all their callers."""
 
 PATCHES: dict[Program, dict[str, dict[str, str]]] = {
     "superlink": {
@@ -92,7 +92,7 @@ PATCHES: dict[Program, dict[str, dict[str, str]]] = {
 
 
 def check(program: Program) -> None:
-    """Stop where this is another Flower, or one without a name that the program replaces."""
+    """Stop if Flower has another version, or lacks a name that the program replaces."""
     from flwr import __version__
 
     if not __version__.startswith(f"{VERSION}."):
@@ -108,7 +108,7 @@ def check(program: Program) -> None:
 
 
 def replace(module: str, **ours: object) -> None:
-    """Put `ours` in place of names of a module of flwr, all of which stand in `PATCHES`."""
+    """Replace names of a module of flwr by `ours`; all must be listed in `PATCHES`."""
     listed = {name for each in PATCHES.values() for name in each.get(module, ())}
     if not ours.keys() <= listed:
         raise KeyError(f"{ours.keys() - listed} of {module} are not in the table of patches")
@@ -118,14 +118,14 @@ def replace(module: str, **ours: object) -> None:
 
 
 def shorten_backoff(seconds: float = 0.05) -> None:
-    """Flower waits a second before it looks again for a part of a message that is on its way."""
+    """Look sooner for the missing parts of a message; Flower waits a second."""
     for module, names in BACKOFF.items():
         for name in names:
             set_default(getattr(import_module(f"flwr.{module}"), name), initial_backoff=seconds)
 
 
 def set_default(function: Callable[..., Any], **ours: object) -> None:
-    """Change what a function takes for keywords that it is not given."""
+    """Change the defaults of a function's keywords."""
     defaults = function.__kwdefaults__ or {}
     for name, value in ours.items():
         if name not in defaults:

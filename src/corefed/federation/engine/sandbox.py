@@ -1,13 +1,13 @@
-"""One task of Flower's, done by the installed corefed and by nothing else.
+"""One task of Flower's, done by the installed corefed and by no other code.
 
 Stock Flower hands every client the bundle (FAB) that was submitted to the server, installs it and
 runs what is in it. Here Flower's own runners pull the task, send heartbeats and push the answer,
 but what they would install and load is replaced. The bundle is neither written nor imported, and
 the app is `corefed.federation.flower.app` of this machine's own installation. So a server can ask a
-client for what `corefed.federation.protocol` has, and for nothing else.
+client only for what `corefed.federation.protocol` has.
 
 `python -m corefed.federation.engine.sandbox` does one task, read from stdin as JSON; `warm.py` does
-the same in processes that need not import anything.
+the same in processes that have imported everything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 APP = "corefed.federation.flower.app"
 STOP_WITHIN, CALL = 2, 5
-"""Seconds after which a training that was stopped notices it; Flower's bound on a heartbeat."""
+"""Seconds in which a stopped training notices it; Flower's bound on a heartbeat."""
 CLIENT, SERVER = "flwr-clientapp", "flwr-serverapp"  # Flower's names of the kinds of task
 
 
@@ -126,7 +126,7 @@ def _replace_server_code() -> None:
         get_project_config=lambda folder: {"tool": {"flwr": {"app": components}}},
         get_fused_config_from_dir=config,
         run_=run,
-        # The log is the server's own; a copy of it in Flower's database would hold up the end.
+        # The server keeps its own log; copying it to Flower's database would delay the end.
         start_log_uploader=_do_nothing,
     )
 

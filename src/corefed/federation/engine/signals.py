@@ -1,9 +1,9 @@
 """Between processes of one machine: there is a task to do; the parent has ended.
 
-Flower's SuperExec asks its SuperNode or SuperLink for tasks over and over, and each question is a
-request with TLS and a look into a database. Here it asks when the bell was rung, and as often as
-Flower itself would in case that was not heard. The bell is the time of an empty file in FLWR_HOME,
-and looking at it costs next to nothing.
+Flower's SuperExec keeps asking its SuperNode or SuperLink for tasks, and each question is a request
+with TLS and a database query. Here it asks when the bell was rung, and otherwise as often as Flower
+does, in case a ring was missed. The bell is the time of an empty file in FLWR_HOME, which is cheap
+to look at.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PARENT_LOOK = 0.2
 
 
 class Bell:
-    """The end that listens."""
+    """The listening end."""
 
     def __init__(self) -> None:
         self.heard = _last_ring()
 
     def wait(self, seconds: float) -> None:
-        """Until it is rung, or was since the last time; no longer than this."""
+        """Wait until it is rung, or was since the last wait; at most `seconds`."""
         until = time.monotonic() + seconds
         while _last_ring() == self.heard and (left := until - time.monotonic()) > 0:
             time.sleep(min(LOOK, left))
@@ -37,13 +37,13 @@ class Bell:
 
 
 def ring() -> None:
-    """Wake who listens. A full disk must not end who rings: Flower's own questions go on."""
+    """Wake the listener. A full disk is no error: Flower asks by itself too."""
     with suppress(OSError):
         _bell().touch(0o600)
 
 
 def _last_ring() -> int:
-    """When it was rung last, in nanoseconds; 0 where it never was."""
+    """Time of the last ring in nanoseconds; 0 if there was none."""
     try:
         return _bell().stat().st_mtime_ns
     except OSError:
@@ -55,7 +55,7 @@ def _bell() -> Path:
 
 
 def end_with_parent() -> None:
-    """Ask this process to end when the one that started it is gone, even by kill -9."""
+    """End this process when its parent is gone, even by kill -9."""
     parent = os.getppid()
 
     def watch() -> None:

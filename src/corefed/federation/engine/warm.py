@@ -7,12 +7,12 @@ Flower's SuperExec with another executor. It has two processes:
     SuperExec     asks for tasks when the bell (`signals.py`) rings, and passes each by a socket to
     the nursery   which imported everything once, has one thread, and forks a child per task
 
-Nothing that starts a thread or touches a GPU happens in the nursery, so its children are as good as
-new processes. A child's token is not on its command line, where every user of the machine would see
-it. Only one kind of task is taken: a client's on a client, the server's on the server.
+The nursery starts no thread and does not touch a GPU, so its children behave like new processes. A
+child's token is not on its command line, where every user of the machine could see it. Only one
+kind of task is taken: a client's on a client, the server's on the server.
 
-When SuperExec is gone the nursery ends its children and itself; when the nursery is gone, tasks are
-done in processes of their own, slowly.
+When SuperExec is gone, the nursery ends its children and itself. When the nursery is gone, each
+task gets a new process, which is slower.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Executor:
     def get_eligible_capacity(
         self, supported_task_types: set[TaskType], **more: object
     ) -> tuple[set[TaskType], set[str]]:
-        """What tasks to ask for; a task that is taken and not begun for long counts as lost."""
+        """What tasks to ask for. Waits until the nursery is ready: a task must start soon."""
         if not self.ready:
-            self.nursery.recv(1)  # its word that all is imported, or its end
+            self.nursery.recv(1)  # all is imported, or the nursery ended
             self.ready = True
         kind = sandbox.allowed_kind()
         return {each for each in supported_task_types if each == kind}, set()
@@ -124,21 +124,21 @@ def serve(orders: socket.socket) -> NoReturn:
 
 
 def _import_all() -> None:
-    """Modules that a task would import by and by."""
+    """Import what a task would import later."""
     import_module(sandbox.APP)
     half = "client" if sandbox.allowed_kind() == sandbox.CLIENT else "server"
     import_module(f"corefed.federation.{half}")
 
 
 def _run_child(text: str) -> NoReturn:
-    """In the child: as in a process of its own."""
+    """Do the task in the child, as in a new process."""
     code = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
         import torch
 
-        torch.seed()  # every child would else draw the same numbers where none chose a seed
+        torch.seed()  # otherwise every child without a seed would draw the same numbers
         sandbox.run_task(Order.from_json(text))
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -155,7 +155,7 @@ def _run_child(text: str) -> NoReturn:
 
 
 def _reap(children: set[int]) -> None:
-    """Let ended children go, and say which did not end by themselves."""
+    """Reap ended children, and print which were killed."""
     for child in list(children):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:

@@ -15,49 +15,37 @@ from flwr.serverapp import Grid, ServerApp
 from corefed.federation.flower import records
 
 if TYPE_CHECKING:
-    from corefed.federation.client import Place
+    from corefed.federation.client import ClientSettings
 
 client_app = ClientApp()
 server_app = ServerApp()
 
 
 @client_app.query()
-def _join(message: Message, context: Context) -> Message:
-    return _answer(message)
-
-
 @client_app.train()
-def _train(message: Message, context: Context) -> Message:
-    return _answer(message)
-
-
 @client_app.evaluate()
-def _evaluate(message: Message, context: Context) -> Message:
-    return _answer(message)
-
-
-def _answer(message: Message) -> Message:
-    from corefed.federation.operate import folder
+def _answer(message: Message, context: Context) -> Message:
+    from corefed.federation.operate import folder  # a fraction of a second
 
     try:
-        place = folder.ClientFolder.from_environment().place()
+        settings = folder.ClientFolder.from_environment().settings()
     except Exception:  # Flower would send its text, which names paths, to the server
         traceback.print_exc()
         raise RuntimeError("it cannot read its own folder; its own log says why") from None
-    return answer_message(message, place)
+    return answer_message(message, settings)
 
 
-def answer_message(message: Message, place: Place) -> Message:
+def answer_message(message: Message, settings: ClientSettings) -> Message:
     """A client's reply to a message of the server."""
-    from corefed.federation import client
+    from corefed.federation import client  # torch takes a second
 
-    reply = client.answer(records.task_from(message.content), place)
+    reply = client.answer(records.task_from(message.content), settings)
     return Message(records.reply_to_records(reply), reply_to=message)
 
 
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
-    from corefed.federation import server
+    from corefed.federation import server  # torch takes a second
     from corefed.federation.flower.link import FlowerLink, bounded_pulls
     from corefed.federation.operate import folder
 

@@ -1,8 +1,8 @@
 """The server's way to its clients through Flower's grid.
 
 Who a node is follows from its public key, which Flower has authenticated: the operator's folder
-says which key is whose, and a node with another key does not exist for us, even if somebody
-registered it with Flower.
+says which key is whose, and a node with another key is ignored, even if somebody registered it with
+Flower.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ POLL = 0.2
 LOOK = 1.0
 """Seconds between looks for what the SuperLink has refused."""
 SLACK = 30.0
-"""Seconds by which a message outlives its deadline, so that a late answer can be told as such."""
+"""Seconds by which a message outlives its deadline, so that a late answer can be reported."""
 
 
 class FlowerLink:
-    """The server's way to its clients through Flower's grid.
+    """The clients as Flower's grid reaches them.
 
-    A round that is asked again takes an answer to the first question too: it is the same one, and
-    a client that needs longer than the deadline would else be late for ever.
+    A round that is asked again takes an answer to the first question too. It is the same answer,
+    and a client that needs longer than the deadline would otherwise always be late.
 
-    Each question has a thread that waits for its answer: a client that has begun to send and does
-    not go on holds Flower's `pull_messages` for minutes, and must not hold the others' answers.
+    Each question has a thread that waits for its answer: a client that stops in the middle of
+    sending blocks Flower's `pull_messages` for minutes, and must not block the others' answers.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class FlowerLink:
         self.grid = grid
         self.keys = keys  # public key -> name
         self.max_bytes = int(max_message_mb * 2**20)
-        self.announce = announce  # told the bound of a message before it is asked for
+        self.announce = announce  # called with the bound of a message before it is asked for
         self.turned_away = turned_away  # why the SuperLink refused what a client pushed, if it did
         self.bound = 0
         self.inbox: queue.Queue[tuple[str, Message]] = queue.Queue()
@@ -105,10 +105,7 @@ class FlowerLink:
         return answers
 
     def _turn_away(
-        self,
-        waiting: dict[str, str],
-        tasks: Mapping[str, Task],
-        answers: dict[str, Reply | str],
+        self, waiting: dict[str, str], tasks: Mapping[str, Task], answers: dict[str, Reply | str]
     ) -> None:
         """Stop waiting for what the SuperLink has refused to take."""
         for identity, name in list(waiting.items()):
@@ -122,7 +119,7 @@ class FlowerLink:
         return noted
 
     def _bound(self, tasks: Mapping[str, Task]) -> None:
-        """Room for the largest answer that can be right; what is sent is as large as it."""
+        """Bound answers by twice the size of what is sent, which a right answer has."""
         largest = max((wire.size(task.tree) for task in tasks.values()), default=0)
         self.bound = self.max_bytes or 2 * largest + (1 << 20)
         self.announce(self.bound)
@@ -139,7 +136,7 @@ class FlowerLink:
         return identity
 
     def _listen(self, identity: str, until: float) -> None:
-        """Wait for one answer, a little longer than anybody is interested in it."""
+        """Wait for one answer, a little longer than its deadline."""
         while time.monotonic() < until + SLACK:
             for message in self.grid.pull_messages([identity]):
                 self.inbox.put((identity, message))
@@ -158,7 +155,7 @@ def _read(message: Message, most: int) -> Reply | str:
 
 
 def _same(one: Task, other: Task) -> bool:
-    """Whether two tasks ask the same, word for word."""
+    """Whether two tasks are equal."""
     return one._replace(tree={}) == other._replace(tree={}) and one.tree is other.tree
 
 
@@ -166,8 +163,7 @@ def _same(one: Task, other: Task) -> bool:
 def bounded_pulls(link: FlowerLink) -> Iterator[None]:
     """Within this block a message longer than the link's bound is given up before it is in memory.
 
-    Flower's grid collects all objects of a message and then makes it; it takes them through one
-    function, to which a counter is added here.
+    Flower's grid collects a message's objects through one function, to which this adds a counter.
     """
     from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_objects
 

@@ -1,7 +1,7 @@
 """Tasks and replies as Flower's records, and back.
 
 Each is one ConfigRecord of plain values and one ArrayRecord whose arrays are the raw bytes of
-`wire.py`. What comes from a client is taken apart with suspicion.
+`wire.py`. What comes from a client is checked field by field.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def reply_to_records(reply: Reply) -> RecordDict:
 
 
 def reply_from(records: RecordDict, most: int) -> Reply:
-    """A client's reply; a ValueError with a sentence for anything else than one."""
+    """A client's reply; a ValueError with a sentence for anything else."""
     values = _values(records)
     kinds = {"kind": str, "run": str, "round": int, "client": int, "figures": str, "error": str}
     if values.keys() != kinds.keys() or any(type(values[k]) is not t for k, t in kinds.items()):
@@ -51,14 +51,14 @@ def reply_from(records: RecordDict, most: int) -> Reply:
     try:
         figures = json.loads(values.pop("figures"))
     except (ValueError, RecursionError) as error:
-        raise ValueError("its figures are no JSON") from error
+        raise ValueError("its numbers are no JSON") from error
     if not isinstance(figures, dict):
-        raise ValueError("its figures are no table")
+        raise ValueError("its numbers are no table")
     return Reply(**values, figures=figures, tree=_tree(records, most))
 
 
 def _records(values: Mapping[str, Any], tree: Tree) -> RecordDict:
-    from corefed.federation import wire
+    from corefed.federation import wire  # torch takes a second
 
     about = ConfigRecord({**values, "protocol": VERSION, "version": __version__})
     arrays = {
@@ -83,7 +83,7 @@ def _values(records: RecordDict) -> dict[str, Any]:
 
 
 def _tree(records: RecordDict, most: int) -> Tree:
-    from corefed.federation import wire
+    from corefed.federation import wire  # torch takes a second
 
     arrays: Mapping[str, Array] = records.array_records.get("tree", ArrayRecord())
     packed: dict[str, Packed] = {}

@@ -15,8 +15,16 @@ from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_public_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from corefed.base.errors import UserError
@@ -46,12 +54,12 @@ def make_authority(name: str, days: int = CA_DAYS) -> KeyPair:
         .add_extension(identity, critical=False)
         .sign(key, hashes.SHA384())
     )
-    return KeyPair(_pem(key), certificate.public_bytes(serialization.Encoding.PEM))
+    return KeyPair(_pem(key), certificate.public_bytes(Encoding.PEM))
 
 
 def sign_server(ca: KeyPair, host: str, days: int = SERVER_DAYS) -> KeyPair:
     """A certificate for `host`, and for this machine's own names, signed by the authority."""
-    ca_key = serialization.load_pem_private_key(ca.key, None)
+    ca_key = load_pem_private_key(ca.key, None)
     assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
     ca_certificate = x509.load_pem_x509_certificate(ca.public)
     issued_by = ca_certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
@@ -68,27 +76,21 @@ def sign_server(ca: KeyPair, host: str, days: int = SERVER_DAYS) -> KeyPair:
         .add_extension(issuer, critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    return KeyPair(_pem(key), certificate.public_bytes(serialization.Encoding.PEM))
+    return KeyPair(_pem(key), certificate.public_bytes(Encoding.PEM))
 
 
 def make_node_key() -> KeyPair:
     """A client's key in OpenSSH's format."""
     key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return KeyPair(private, public + b"\n")
 
 
 def key_to_pem(public: bytes, where: str) -> bytes:
     """An OpenSSH public key as Flower names a node by it: PEM."""
     try:
-        key = serialization.load_ssh_public_key(public)
+        key = load_ssh_public_key(public)
     except (ValueError, UnsupportedAlgorithm):
         key = None
     nist = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
@@ -97,9 +99,7 @@ def key_to_pem(public: bytes, where: str) -> bytes:
             f"{where} is no public key that Flower takes; make one with: "
             "ssh-keygen -t ecdsa -b 384 -N '' -f key"
         )
-    return key.public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def days_left(certificate: bytes) -> float:
@@ -145,8 +145,4 @@ def _name(host: str) -> x509.GeneralName:
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

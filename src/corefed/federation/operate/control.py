@@ -1,11 +1,11 @@
-"""Questions to Flower's control API: put by a process of its own, which prints the answer as JSON.
+"""Questions to Flower's control API, asked by a subprocess that prints the answer as JSON.
 
-    nodes   the keys that Flower knows, with their states; and those that come as JSON on stdin,
-            name -> key, are registered if they are new
+    nodes   the keys that Flower knows, with their states; new ones among those that come as JSON
+            on stdin, name -> key, are registered
     runs    the runs that were submitted, with their states
 
-Commands of `flwr` do the same, but each imports all of Flower's command line; `flwr supernode list`
-leaves keys and names out, and `flwr supernode register` takes one key at a time.
+Commands of `flwr` do the same, but each imports all of Flower's command line. `flwr supernode list`
+leaves out keys and names, and `flwr supernode register` takes one key at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def ask(server: ServerFolder, question: str, given: Mapping[str, str] | None = None) -> Any:
-    """Its answer, or the last line of what went wrong."""
+    """The answer; a UserError with the last line of the output where there is none."""
     done = subprocess.run(
         [sys.executable, "-m", "corefed.federation.operate.control", question],
         env=processes.server_environment(server),
@@ -41,7 +41,7 @@ def ask(server: ServerFolder, question: str, given: Mapping[str, str] | None = N
 
 def list_nodes(client: ControlHttpClient) -> list[dict[str, str]]:
     """As they were before any was registered."""
-    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest  # an extra
 
     known = [
         {"node": str(each.node_id), "status": each.status, "key": each.public_key.decode()}
@@ -57,7 +57,7 @@ def list_nodes(client: ControlHttpClient) -> list[dict[str, str]]:
 
 def list_runs(client: ControlHttpClient) -> list[dict[str, str]]:
     """A status is, as in `flwr ls`, "running" or "finished:completed", for instance."""
-    from flwr.proto.control_pb2 import ListRunsRequest
+    from flwr.proto.control_pb2 import ListRunsRequest  # an extra
 
     return [
         {
@@ -70,7 +70,7 @@ def list_runs(client: ControlHttpClient) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.control import ControlHttpClient  # an extra
 
     server = ServerFolder.from_environment()
     client = ControlHttpClient.from_server_address(

@@ -1,8 +1,7 @@
 """A new federation's folder: certificates, keys, settings, commands, and what to copy where.
 
-Everything is made in a folder beside the wanted one, which takes its name when it is complete; an
-error leaves nothing behind. Files are created with the mode they keep, so a secret is at no moment
-readable by others.
+Everything is made in a temporary folder, which is renamed when it is complete; an error leaves
+nothing behind. Files are created with their final mode, so others can never read a secret.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from corefed.base.errors import UserError
 from corefed.federation.operate import certificates, folder, texts
 from corefed.federation.operate.address import Address
 from corefed.federation.rules import Rules
-from corefed.federation.rules import resolve as resolve_rules
-from corefed.settings import toml as settings
+from corefed.settings import toml
 from corefed.settings.config import LOCAL, Experiment, resolve, to_toml
 
 SECRET, PLAIN, PROGRAM = 0o600, 0o644, 0o755
@@ -33,14 +31,14 @@ def create(
     address: str,
     config: Path | None = None,
     assignments: Sequence[str] = (),
-    ruled: Sequence[str] = (),
+    rules: Sequence[str] = (),
 ) -> list[str]:
     """Make the folder of a federation; notes about what was changed in the experiment.
 
-    `assignments` are settings of the experiment, `ruled` rules of the federation: KEY=VALUE each.
+    `assignments` are settings of the experiment, `rules` those of the federation, as KEY=VALUE.
     """
     folder.check_names(list(clients), "clients")
-    rules = _parse_rules(ruled)
+    parsed = _parse_rules(rules)
     where = Address.parse(address, "--address")
     experiment, notes = _experiment(config, assignments, len(clients))
     directory = directory.absolute()
@@ -49,7 +47,7 @@ def create(
         directory.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
         try:
-            _fill(made, directory, clients, where, experiment, rules)
+            _fill(made, directory, clients, where, experiment, parsed)
             made.rename(directory)
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
@@ -91,7 +89,7 @@ def add(directory: Path, name: str) -> Path:
 
 
 def renew(directory: Path) -> None:
-    """Another certificate for the server, by the same authority: clients need not do anything."""
+    """Sign a new certificate for the server by the same authority. Clients need not change."""
     server = folder.ServerFolder.read(directory)
     folder.require(server.path / "ca.key", "put it there for the moment; it signs the certificate")
     ca = certificates.KeyPair(_read(server.path / "ca.key"), _read(server.path / "ca.crt"))
@@ -131,7 +129,7 @@ def _parse_rules(given: Sequence[str]) -> Rules:
         if not equals:
             raise UserError(f"--rule {text!r} is not written key=value.")
         values[key.strip()] = value.strip()
-    return resolve_rules(values, "--rule")
+    return toml.table(values, Rules, "--rule")
 
 
 def _fill(
@@ -145,7 +143,7 @@ def _fill(
     ca = certificates.make_authority(f"corefed federation {directory.name}"[:64])
     shown = certificates.sign_server(ca, address.host)
     pairs = {name: certificates.make_node_key() for name in clients}
-    one = folder.Federation(str(address), tuple(clients))
+    one = folder.FederationTable(str(address), tuple(clients))
     contents: dict[str, tuple[bytes, int]] = {
         "README.md": (texts.readme_text(directory, clients, address).encode(), PLAIN),
         "server/federation.toml": (texts.federation_toml(one, rules).encode(), SECRET),
@@ -169,16 +167,12 @@ def _fill(
 def _client_files(
     name: str, address: Address, ca: bytes, pair: certificates.KeyPair
 ) -> dict[str, tuple[bytes, int]]:
-    about = folder.About(name, str(address))
-    toml = "\n".join(
-        [
-            settings.written(about),
-            "[privacy]\n" + settings.written(folder.Privacy()),
-            "[data]\n" + settings.written(folder.Data()),
-        ]
+    about, privacy, data = folder.About(name, str(address)), folder.Privacy(), folder.Data()
+    text = (
+        f"{toml.written(about)}\n[privacy]\n{toml.written(privacy)}\n[data]\n{toml.written(data)}"
     )
     return {
-        f"{name}/client.toml": (toml.encode(), SECRET),
+        f"{name}/client.toml": (text.encode(), SECRET),
         f"{name}/ca.crt": (ca, PLAIN),
         f"{name}/key": (pair.key, SECRET),
         f"{name}/key.pub": (pair.public, PLAIN),

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import sys
 
+from corefed.base.device import device_for
 from corefed.base.errors import UserError
+from corefed.data.table import Settings
+from corefed.federation.client import SPLIT_SEED
+from corefed.federation.operate.folder import ClientFolder
+from corefed.federation.reading import local_data
 
 
 def main() -> int:
-    from corefed.base.device import device_for
-    from corefed.data.table import Settings
-    from corefed.federation.client import SPLIT_SEED
-    from corefed.federation.operate import folder
-    from corefed.federation.reading import local_data
-
     try:
-        place = folder.ClientFolder.from_environment().place()
-        device_for(place.device)
+        settings = ClientFolder.from_environment().settings()
+        device_for(settings.device)
         data = local_data.read(
-            place.data,
-            test_fraction=place.test_fraction,
+            settings.data,
+            test_fraction=settings.test_fraction,
             seed=SPLIT_SEED,
-            reading=Settings(place.target),
+            reading=Settings(settings.target),
             labels_only=True,  # of a table: which columns are features is the run's to say
             embedding="none",  # images must be readable; what they become is the run's to say
         )
@@ -35,7 +34,7 @@ def main() -> int:
         print(f"note: {note}", file=sys.stderr)
     what = f"{len(data.labels)} classes" if data.labels else "a regression"
     points = f"{len(data.y_train)} points to train on and {len(data.y_test)} to test on"
-    print(f"{place.name}: {what}, {points}")
+    print(f"{settings.name}: {what}, {points}")
     return 0
 
 

@@ -1,10 +1,10 @@
-"""`corefed federation demo`: a whole federation on one machine, a client killed on the way.
+"""`corefed federation demo`: a whole federation on one machine, in which a client is killed.
 
 One SuperLink and three SuperNodes with TLS and keys, digits split into three files, five rounds. In
-the second round one client is killed by kill -9 and started again. The rules ask for everybody
-(quorum 1), so that round is asked again; and since every draw is a function of (seed, round,
-client), the federation ends where a simulation of the same experiment ends. Everything is done by
-the commands that an operator types, and each is printed.
+the second round one client is killed by kill -9 and started again. The rules ask for all clients
+(quorum 1), so that round is asked again. Every draw is a function of (seed, round, client), so the
+result is that of a simulation of the same experiment. Everything is done by the commands that an
+operator types, and each is printed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -29,6 +29,8 @@ VICTIM = "bob"
 SETTINGS = ("rounds=5", "local_steps=100", "evaluate_every=1", "refresh_every=50", "fraction=0.2")
 RULES = ("quorum=1.0", "deadline=30", "attempts=8", "join_wait=120")
 SPLIT = ("--partition", "iid", "--clients", str(len(CLIENTS)))
+FIRST_ROUND = 180.0
+"""Seconds to wait for the first round."""
 SAME = 1e-9
 """Metrics are sums in float64 over the same predictions, added client by client."""
 
@@ -56,17 +58,19 @@ def main(out: Path) -> int:
             log = out / f"{name}.log"
             return start(name, "federation", "client", place, "--data", points, log=log)
 
-        victims = {name: client(name) for name in CLIENTS}[VICTIM]
+        victim = {name: client(name) for name in CLIENTS}[VICTIM]
         run = start("run", "federation", "run", federation, "--name", "demo", log=None)
         rounds = federation / "server" / "runs" / "demo" / record.ROUNDS
-        _wait(lambda: len(record.read_lines(rounds)[0]) >= 1 or run.poll() is not None)
+        until = time.monotonic() + FIRST_ROUND
+        while not record.read_lines(rounds)[0] and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.1)
         if run.poll() is None:
             _say(f"kill -9 of {VICTIM}, in the middle of round 2")
-            _kill(victims)
+            _kill(victim)
             _say(f"and {VICTIM} again, as its service manager would start it")
             client(VICTIM)
         if run.wait() != 0:
-            _say(f"the federation failed; its words are in {out}")
+            _say(f"the federation failed; its logs are in {out}")
             return 1
     _corefed(
         "run", "--data", "digits", *SPLIT, *settings, "--set", "runtime=loop", "--out", simulation,
@@ -114,20 +118,19 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 @contextmanager
 def _programs() -> Iterator[Start]:
-    """Programs that go on; whatever was started is gone afterwards."""
+    """Start programs in the background; all of them are ended afterwards."""
     started: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(name: str, *words: object, log: Path | None) -> subprocess.Popen[bytes]:
         command = _command(words)
         handle = None if log is None else log.open("ab")
-        environment: Mapping[str, str] = {"OMP_NUM_THREADS": "1", **os.environ}
         try:
             started[name] = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=handle,
                 stderr=handle,
-                env=environment,
+                env={"OMP_NUM_THREADS": "1", **os.environ},
                 start_new_session=log is not None,
             )
         finally:
@@ -147,14 +150,8 @@ def _programs() -> Iterator[Start]:
 
 
 def _kill(program: subprocess.Popen[bytes]) -> None:
-    """A program and all that it started, at one moment and without a word."""
+    """Kill a program and all that it started."""
     for pid in process_tree(program.pid) if program.poll() is None else []:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     program.wait()
-
-
-def _wait(true: Callable[[], bool], seconds: float = 180.0) -> None:
-    until = time.monotonic() + seconds
-    while not true() and time.monotonic() < until:
-        time.sleep(0.1)

@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Annotated
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.settings import NotNegative, Probability, Range, Unit
-from corefed.federation import rules
 from corefed.federation.operate.address import LISTEN, Address, default_bind
 from corefed.federation.protocol import check_run
 from corefed.federation.rules import Rules
 from corefed.settings import toml
 
 if TYPE_CHECKING:
-    from corefed.federation.client import Place
+    from corefed.federation.client import ClientSettings
 
 FEDERATION, CLIENT = "federation.toml", "client.toml"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
@@ -41,7 +40,7 @@ LIMIT, REFUSED = "message_limit", "refused.jsonl"  # between the training and `f
 
 
 @dataclass(frozen=True)
-class Federation:
+class FederationTable:
     """The table [federation] of federation.toml."""
 
     address: str
@@ -73,7 +72,7 @@ class ServerFolder:
         tables = toml.groups(content, ("federation", "rules"), str(where))
         if tables[""]:
             raise UserError(f"{where}: {next(iter(tables['']))!r} must stand in [federation].")
-        one = toml.table(tables["federation"], Federation, f"[federation] of {where}")
+        one = toml.table(tables["federation"], FederationTable, f"[federation] of {where}")
         check_names(one.clients, f"clients in {where}")
         address = Address.parse(one.address, f"address in {where}")
         for name in ("ca.crt", "server.crt", "server.key"):
@@ -86,8 +85,8 @@ class ServerFolder:
                 f"bind in {where} is {bind!r}; it must be one of {', '.join(LISTEN)}, for the "
                 "server's own programs use the loopback address."
             )
-        ruled = rules.resolve(tables["rules"], f"[rules] of {where}")
-        return cls(path, address, bind, one.clients, ruled)
+        rules = toml.table(tables["rules"], Rules, f"[rules] of {where}")
+        return cls(path, address, bind, one.clients, rules)
 
     @classmethod
     def from_environment(cls) -> ServerFolder:
@@ -96,17 +95,17 @@ class ServerFolder:
 
     @property
     def own_address(self) -> Address:
-        """The server's for commands on its own machine, which alone may use the control API."""
+        """For commands on the server's own machine, which alone may use the control API."""
         return Address(LISTEN[self.bind], self.address.port)
 
     def public_keys(self) -> dict[str, Path]:
-        """Name -> public key of the clients that may take part; one without a file may not."""
+        """Name -> file with its public key. A client without one may not take part."""
         paths = {name: self.path / "clients" / f"{name}.pub" for name in self.clients}
         return {name: path for name, path in paths.items() if path.exists()}
 
     def keys(self) -> dict[bytes, str]:
-        """Public key, as Flower gives a node's, -> name."""
-        from corefed.federation.operate.certificates import key_to_pem
+        """Public key, in Flower's form, -> name."""
+        from corefed.federation.operate.certificates import key_to_pem  # cryptography is an extra
 
         found: dict[bytes, str] = {}
         for name, path in self.public_keys().items():
@@ -127,18 +126,18 @@ class ServerFolder:
         return self.path / "runs"
 
     def bound_messages(self, most: int) -> None:
-        """Let the SuperLink take no reply of more bytes; forget what it refused before."""
+        """Let SuperLink take no longer reply; forget what it refused before."""
         files.replace(self.path / LIMIT, str(most).encode(), 0o600)
         (self.path / REFUSED).unlink(missing_ok=True)
 
     def turned_away(self, name: str) -> str:
-        """Why the SuperLink refused what a client sent since then; empty where it did not."""
+        """Why SuperLink refused what a client sent since then; empty where it did not."""
         path = self.path / REFUSED
-        reasons = ""
-        for raw in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            line = json.loads(raw)
-            reasons = line["reason"] if line["client"] == name else reasons
-        return reasons
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        reasons = [
+            one["reason"] for one in map(json.loads, text.splitlines()) if one["client"] == name
+        ]
+        return reasons[-1] if reasons else ""
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class About:
     device: str = "cpu"
     """Where to train: auto, cpu, cuda or cuda:INDEX."""
     share_metrics: bool = True
-    """Send losses, sums over this client's test points and figures of its coreset to the server."""
+    """Send losses, sums over this client's test points and its coreset's numbers to the server."""
     model: str = ""
     """A network of your own, package.module:factory, that this client runs if the server asks for
     exactly it; other code that the server names is refused unseen."""
@@ -217,11 +216,11 @@ class ClientFolder:
     def name(self) -> str:
         return self.about.name
 
-    def place(self) -> Place:
-        """What the training must know of the client, with the data that --data named."""
-        from corefed.federation.client import Place
+    def settings(self) -> ClientSettings:
+        """What the training needs to know, with the data that --data named."""
+        from corefed.federation.client import ClientSettings  # torch takes a second
 
-        return Place(
+        return ClientSettings(
             name=self.name,
             state=self.path / "state",
             data=os.environ["COREFED_CLIENT_DATA"],
@@ -267,14 +266,14 @@ def require(path: Path, mend: str) -> None:
 
 
 def refuse_readable(path: Path) -> None:
-    """A private key is for its owner's eyes."""
+    """Refuse a private key that others can read."""
     if path.exists() and path.stat().st_mode & 0o077:
         raise UserError(f"{path} can be read by others on this machine; type: chmod 600 {path}")
 
 
 @contextmanager
 def exclusively(path: Path) -> Iterator[None]:
-    """One process at a time works in a folder; the lock goes with the process, however it ends."""
+    """Let one process at a time work in a folder. The lock ends with the process."""
     handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -289,7 +288,7 @@ def exclusively(path: Path) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process works in a folder; one that begins at this very moment is turned away."""
+    """Whether a process works in a folder. One that starts at this very moment is refused."""
     try:
         with exclusively(path):
             return False

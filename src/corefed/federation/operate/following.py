@@ -1,7 +1,7 @@
-"""Starting a training run through Flower, watching it, and saying how it went.
+"""Start a training run through Flower, follow it and report how it went.
 
-The server's process writes runs/RUN as a simulation would; we read those files. Whether it still
-runs is Flower's to say, since the exit code of `flwr run --stream` says nothing.
+The server's process writes runs/RUN as a simulation does, and we read those files. Flower tells
+whether it still runs; the exit code of `flwr run --stream` does not.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ SUBMITTED = "flower.json"
 LOOK = 0.3
 """Seconds between looks at the files."""
 ASK = (2.0, 15.0)
-"""Seconds between looks at the server: few at first, for what fails does so early, then a quarter
-of the time since the beginning, and at last these."""
+"""Fewest and most seconds between looks at the server: else, a quarter of the time so far."""
 HUNG = 60.0
-"""Seconds between questions to Flower, each of which is a process, while a training holds its
-folder: it should be going on."""
+"""Seconds between questions to Flower while a training holds its folder; each is a process."""
 START = 20.0
 """Seconds that a run waits for a server that does not answer yet."""
 NOTICE = 15.0
@@ -81,8 +79,8 @@ def resume(
     return _submit(server, directory, name, experiment, json=json, quiet=quiet)
 
 
-def stop(directory: Path, name: str | None) -> str:
-    """End the run that is going on; its name."""
+def stop(directory: Path, name: str | None) -> None:
+    """End the run that is going on, and wait until the training has noticed."""
     server = ServerFolder.read(directory)
     processes.require_answer(server)
     going = {each: run for each, run in list_submitted(server).items() if not run["ended"]}
@@ -92,16 +90,10 @@ def stop(directory: Path, name: str | None) -> str:
         raise UserError(f"Run {name} is not going on." if name else "No run is going on.")
     for each, run in going.items():
         processes.run_flwr(server, "stop", run["id"], LINK)
-        _wait_until_free(server.runs / each)
+        until = time.monotonic() + NOTICE
+        while is_locked(server.runs / each) and time.monotonic() < until:
+            time.sleep(LOOK)
         say(f"{each} is stopped; go on with it by: corefed federation resume {_quoted(directory)}")
-    return next(iter(going))
-
-
-def _wait_until_free(folder: Path) -> None:
-    """Until the training has noticed; it works on for a moment."""
-    until = time.monotonic() + NOTICE
-    while is_locked(folder) and time.monotonic() < until:
-        time.sleep(LOOK)
 
 
 def list_submitted(server: ServerFolder) -> dict[str, dict[str, Any]]:
@@ -132,7 +124,7 @@ def _require_idle_server(server: ServerFolder) -> None:
 
 
 def _wait_for_server(server: ServerFolder) -> None:
-    """A server that was started a moment ago needs some seconds."""
+    """Give a server that was just started some seconds."""
     until = time.monotonic() + START
     if not processes.is_answering(server):
         say(f"waiting for the server at {server.own_address}")
@@ -142,7 +134,7 @@ def _wait_for_server(server: ServerFolder) -> None:
 
 
 def _is_abandoned(server: ServerFolder, name: str) -> bool:
-    """Whether a run, which Flower takes for going on, was left when the server was killed.
+    """Whether a run that Flower takes for running was left behind by a killed server.
 
     Nobody works in its folder, and the server was started after it was submitted.
     """
@@ -169,10 +161,9 @@ def _submit(
     files.replace(folder / SUBMITTED, text.encode())
     if not quiet:
         say(f"run {name}: {experiment.run.rounds} rounds of {experiment.run.method}")
-    hidden = quiet or json
     try:
         with progress(experiment.run.rounds) as show:
-            failure = _follow(server, name, show, say, before, hidden=hidden)
+            failure = _follow(server, name, show, before, silent=quiet or json)
     except KeyboardInterrupt:
         place = _quoted(directory)
         say(f"the run goes on at the server; look with: corefed federation status {place}")
@@ -197,22 +188,24 @@ def _follow(
     server: ServerFolder,
     name: str,
     show: Callable[[dict[str, Any]], None],
-    tell: Callable[[str], None],
-    heard: int,
+    before: int,
     *,
-    hidden: bool,
+    silent: bool,
 ) -> str:
-    """Show rounds and events as they come; why the run failed, or nothing when it is complete."""
+    """Show rounds and events as they come; why the run failed, or nothing when it is complete.
+
+    `before` is the number of events that earlier submissions of the run left.
+    """
     folder = server.runs / name
-    shown, before = 0, heard
+    shown, heard = 0, before
     began = looked = asked = time.monotonic()
     ended: dict[str, Any] | None = None
     while True:
         lines, _ = record.read_lines(folder / record.ROUNDS)
         happened = events.read(folder / record.EVENTS)
-        if not hidden:
+        if not silent:
             for event in happened[heard:]:
-                tell(events.sentence(event))
+                say(events.sentence(event))
             for line in lines[min(shown, len(lines)) :]:
                 show(line)
         shown, heard = len(lines), len(happened)
@@ -226,7 +219,7 @@ def _follow(
             continue
         if not processes.is_answering(server, 10.0):
             return "The server does not answer any more."
-        # A training that has said something holds its folder: it cannot be about to take it.
+        # After its first event a training holds its folder until it ends, and Flower is not asked.
         if now - asked > HUNG or heard == before or not is_locked(folder):
             run = list_submitted(server)[name]
             ended = run if run["ended"] else None

@@ -1,6 +1,6 @@
 """Flower's programs as corefed runs them: command lines, environment, starting, waiting, stopping.
 
-Every command is printed before it runs. Nothing calls out but SuperNode to its server: telemetry,
+Every command is printed before it runs. Only SuperNode opens connections, to its server: telemetry,
 update checks and the installation of an app's dependencies are off.
 """
 
@@ -24,6 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import FrameType
@@ -54,8 +55,6 @@ def say(text: str) -> None:
 
 
 def require_flower() -> None:
-    from importlib.util import find_spec
-
     if find_spec("flwr") is None:
         raise UserError("Federations need Flower: pip install 'corefed[flower]'.")
 
@@ -98,12 +97,12 @@ def client_environment(client: ClientFolder, data: str, device: str | None) -> d
 
 
 def _environment(path: Path) -> dict[str, str]:
-    """For Flower's programs. Whatever they start by name is ours, or is not found."""
+    """For Flower's programs. What they start by name is ours, or is not found."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "COREFED_"))}
     kept |= {k: v for k, v in os.environ.items() if k == "COREFED_DATA"}
     home = path / "flower"
     programs = os.pathsep.join([str(home / "bin"), *("/usr/bin", "/bin")])
-    # Processes of one machine talk over the loopback, also where a proxy is set for all else.
+    # Processes of one machine talk over the loopback, even where a proxy is set.
     direct = ",".join(filter(None, [kept.get("NO_PROXY", kept.get("no_proxy", "")), OWN_HOSTS]))
     proxies = {"NO_PROXY": direct, "no_proxy": direct}
     return {**kept, **QUIET, **proxies, "FLWR_HOME": str(home), "PATH": programs}
@@ -129,7 +128,7 @@ def prepare_home(path: Path, server: ServerFolder | None = None) -> None:
 
 
 class Program:
-    """A program of Flower's, in a session of its own; its words go to stderr and to a log."""
+    """A program of Flower's, in a session of its own; its output goes to stderr and to a log."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
         say(f"$ {shlex.join(command)}")
@@ -238,14 +237,14 @@ def wait_for_answer(
             what = "does not answer" if program.running() else "ended"
             program.stop()
             raise UserError(
-                f"The SuperLink at {server.own_address} {what}; {program.log} has its words: "
+                f"The SuperLink at {server.own_address} {what}; {program.log} has its output: "
                 f"{program.last_lines()}"
             )
         time.sleep(0.2)
 
 
 def refuse_taken_port(address: Address) -> None:
-    """Another program on the port would be reported by Flower after many lines."""
+    """Refuse a port that another program uses; Flower would report it after many lines."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -265,7 +264,7 @@ def free_port() -> int:
 
 @contextmanager
 def catch_stop_signals() -> Iterator[Callable[[], int | None]]:
-    """Collects Ctrl-C and SIGTERM; gives a function that returns the number of the one caught."""
+    """Catch Ctrl-C and SIGTERM; yields a function that returns the signal caught, or None."""
     caught: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:

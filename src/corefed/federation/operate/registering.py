@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from corefed.base.errors import UserError
@@ -27,8 +26,9 @@ class KnownKey(NamedTuple):
 
 
 def key_digests(server: ServerFolder) -> dict[str, str]:
-    """Name -> digest of its public key: what is compared to see that something changed."""
-    return {name: _digest(path) for name, path in server.public_keys().items()}
+    """Name -> digest of its public key, to see when a key changes."""
+    keys = server.public_keys().items()
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in keys}
 
 
 def list_nodes(
@@ -55,11 +55,10 @@ def synchronise(server: ServerFolder) -> list[str]:
 def client_states(server: ServerFolder) -> dict[str, str]:
     """Name -> Flower's word for its state; 'not registered' or 'excluded' where it has none."""
     found = list_nodes(server)
-    keys = {name: key for key, name in server.keys().items()}
-    state = dict.fromkeys(server.clients, "excluded")
-    for name, key in keys.items():
-        state[name] = found[key].status if key in found else "not registered"
-    return state
+    states = dict.fromkeys(server.clients, "excluded")
+    for key, name in server.keys().items():
+        states[name] = found[key].status if key in found else "not registered"
+    return states
 
 
 def remove(server: ServerFolder, name: str) -> str:
@@ -75,7 +74,3 @@ def remove(server: ServerFolder, name: str) -> str:
     if node is not None and node.status != REMOVED:
         processes.run_flwr(server, "supernode", "unregister", node.number, processes.LINK)
     return f"{name} gets no tasks any more, and its key is taken off for good"
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -25,16 +25,16 @@ LOOK, LOOK_AGAIN = 2.0, 10.0
 """Seconds between looks at the public keys, and after one that could not be registered."""
 WARN_DAYS = 30
 REFUSED = 60.0
-"""Seconds that a client goes on asking a server that refuses its key: it may be about to be
-registered, or an earlier session of it has to run out."""
+"""Seconds that a client keeps asking a server that refuses its key: it may soon be registered, or
+an earlier session may still have to expire."""
 QUICKLY, AGAIN, TRIES = 10.0, 3.0, 3
-"""A SuperNode that ends so soon after its start is started again after a pause, so many times."""
+"""A SuperNode that ends within this many seconds is started again after a pause, so many times."""
 
 StopSignal = Callable[[], "int | None"]  # the signal that asks to stop, if one came
 
 
 def serve(directory: Path) -> int:
-    """Run SuperLink, and keep the clients it knows those of the folder; an exit code."""
+    """Run SuperLink, and register the clients of the folder with it; an exit code."""
     processes.require_flower()
     server = ServerFolder.read(directory)
     _check_certificate(server)
@@ -48,16 +48,16 @@ def serve(directory: Path) -> int:
         )
         try:
             processes.wait_for_answer(server, program, START, stop_signal)
-            return _keep(server, program, stop_signal)
+            return _keep_serving(server, program, stop_signal)
         finally:
             program.stop()
 
 
-def _keep(server: ServerFolder, program: Program, stop_signal: StopSignal) -> int:
+def _keep_serving(server: ServerFolder, program: Program, stop_signal: StopSignal) -> int:
     seen: dict[str, str] | None = None
     while stop_signal() is None:
         if not program.running():
-            say(f"error: SuperLink ended; {program.log} has its words: {program.last_lines()}")
+            say(f"error: SuperLink ended; {program.log} has its output: {program.last_lines()}")
             return 1
         server = _reread(server)
         now = registering.key_digests(server)
@@ -77,7 +77,7 @@ def _keep(server: ServerFolder, program: Program, stop_signal: StopSignal) -> in
 
 
 def _synchronise(server: ServerFolder) -> bool:
-    """Registration must not end a server that runs: what fails is said and tried again."""
+    """Register new keys. A failure must not end a running server: it is printed and tried again."""
     try:
         for sentence in registering.synchronise(server):
             say(sentence)
@@ -88,7 +88,7 @@ def _synchronise(server: ServerFolder) -> bool:
 
 
 def _reread(server: ServerFolder) -> ServerFolder:
-    """The folder as it is now; a file that is being edited is taken when it can be read again."""
+    """The folder as it is now, or as it was while a file of it cannot be read."""
     try:
         return ServerFolder.read(server.path)
     except UserError:
@@ -109,7 +109,7 @@ def join(directory: Path, data: str, device: str | None) -> int:
 
 
 def check_data(environment: Mapping[str, str]) -> None:
-    """Read the data once, in a process of its own, to refuse them before the server asks."""
+    """Read the data once, in a subprocess, to refuse them before the server asks."""
     command = [sys.executable, "-m", "corefed.federation.operate.data_check"]
     done = subprocess.run(command, env=dict(environment), stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -118,7 +118,7 @@ def check_data(environment: Mapping[str, str]) -> None:
 
 
 def _reach(client: ClientFolder, stop_signal: StopSignal) -> bool:
-    """Wait for the server and see that it is the one whose certificate we have."""
+    """Wait for the server and check its certificate."""
     if "https" in getproxies() and not proxy_bypass(client.address.host):
         return True  # SuperNode goes through the proxy, and checks the certificate as well
     context = ssl.create_default_context(cafile=str(client.path / "ca.crt"))
@@ -149,7 +149,7 @@ def _reach(client: ClientFolder, stop_signal: StopSignal) -> bool:
 
 
 def _stay(client: ClientFolder, environment: Mapping[str, str], stop_signal: StopSignal) -> int:
-    """Keep a SuperNode running. It ends by itself when the server refuses it, or by a crash."""
+    """Keep a SuperNode running. It ends when the server refuses it, or by a crash."""
     log = client.path / "flower" / "client.log"
     refused_since: float | None = None
     short = 0
@@ -176,7 +176,7 @@ def _stay(client: ClientFolder, environment: Mapping[str, str], stop_signal: Sto
         elif time.monotonic() - began > QUICKLY:
             refused_since, short = None, 0
         elif short + 1 >= TRIES:
-            say(f"error: SuperNode ended; {log} has its words: {program.last_lines()}")
+            say(f"error: SuperNode ended; {log} has its output: {program.last_lines()}")
             return 1
         else:
             short += 1
@@ -207,5 +207,5 @@ def _pause(seconds: float, stop_signal: StopSignal) -> None:
 
 
 def _exit_code(stop_signal: StopSignal) -> int:
-    """130 after Ctrl-C, as a shell expects; a service that was asked to stop has done well."""
+    """130 after Ctrl-C, as a shell expects; 0 for a service that was asked to stop."""
     return 128 + signal.SIGINT if stop_signal() == signal.SIGINT else 0

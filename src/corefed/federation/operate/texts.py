@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from corefed.federation.operate.address import Address
-from corefed.federation.operate.folder import Federation
+from corefed.federation.operate.folder import FederationTable
 from corefed.federation.rules import Rules
 from corefed.settings import toml
 
 
-def federation_toml(one: Federation, rules: Rules) -> str:
+def federation_toml(one: FederationTable, rules: Rules) -> str:
     """federation.toml, with every rule and what it does."""
     return f"[federation]\n{toml.written(one)}\n[rules]\n{toml.written(rules)}"
 

@@ -1,4 +1,4 @@
-"""What all clients' data have in common, from what each of them says of its own.
+"""What all clients' data have in common, computed from each client's description of its own.
 
 The mean and standard deviation of all training values, or of those of one column, follow from
 count, mean and sum of squared deviations (M2) at each client: with delta = mean_b - mean_a and
@@ -8,8 +8,9 @@ n = n_a + n_b,
 
 (Chan, Golub & LeVeque 1983), which loses no digits where sums of squares would.
 
-Descriptions come from machines that the server does not control. `check` looks at types, lengths
-and numbers before anything is computed from them; names are compared and kept, never interpreted.
+Descriptions come from machines that the server does not control. `check_description` looks at
+types, lengths and numbers before anything is computed from them. Names are compared and kept, never
+interpreted.
 """
 
 from __future__ import annotations
@@ -24,25 +25,19 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.data import class_names
+from corefed.data.class_names import LONGEST, MOST, are_numbers, sort_names, unite
 from corefed.data.columns import Column
 from corefed.data.profile import MOST_CATEGORIES
 from corefed.federation.protocol import Agreement
 
 MOST_VALUES = 2**53
-"""Of a client: numbers above this are not counted exactly, and nobody has them."""
-
+"""Largest number of values per client; above it float64 does not count exactly."""
 MOST_COLUMNS = 10_000
-"""Of a table."""
-
 LARGEST = torch.finfo(torch.float32).max
 """Of a value: networks compute in float32."""
-
 SCALES = ("unit", "standard")
-"""Of arrays. The scales of single features would tell more of them."""
-
+"""Of arrays. Scales of single features would reveal more about the data."""
 TABLE_SCALES = (*SCALES, "features", "client")
-
 BLOCK = 1 << 22
 """Values that are widened to float64 at once."""
 
@@ -64,11 +59,11 @@ class Moments(NamedTuple):
 
 def moments(values: Tensor) -> Moments:
     """Of all values of a tensor, in float64."""
-    return combine(_of_block(block) for block in values.flatten().split(BLOCK) if len(block))
+    return combine(_block_moments(block) for block in values.flatten().split(BLOCK) if len(block))
 
 
-def _of_block(block: Tensor) -> Moments:
-    """Seen from the first value, so that equal values have a deviation of exactly 0."""
+def _block_moments(block: Tensor) -> Moments:
+    """Relative to the first value, so that equal values have a deviation of exactly 0."""
     shift = block[:1].double()
     var, mean = torch.var_mean(block.double() - shift, correction=0)
     return Moments(len(block), float(shift + mean), float(var) * len(block))
@@ -89,17 +84,17 @@ def _chan(a: Moments, b: Moments) -> Moments:
 # --- what clients say -----------------------------------------------------------------------------
 
 
-def check(description: Description) -> str:
-    """What is wrong with what a client sent, completing "the description ..."; empty: nothing."""
+def check_description(description: Description) -> str:
+    """What is wrong with a client's description, as the end of "the description ...", or ""."""
     kinds = _KINDS | (_TABLE if "columns" in description else _ARRAYS)
     problem = _check_kinds(description, kinds)
     if problem:
         return problem
     names, train = description["classes"], description["train"]
-    if any(type(name) is not str or not 0 < len(name) <= class_names.LONGEST for name in names):
-        return f"has names of classes that are not 1 to {class_names.LONGEST} characters"
-    if len(names) > class_names.MOST or len(set(names)) < len(names):
-        return f"has more than {class_names.MOST} classes, or one of them twice"
+    if any(type(name) is not str or not 0 < len(name) <= LONGEST for name in names):
+        return f"has names of classes that are not 1 to {LONGEST} characters"
+    if len(names) > MOST or len(set(names)) < len(names):
+        return f"has more than {MOST} classes, or one of them twice"
     if not 1 <= train <= MOST_VALUES or description["test"] < 0:
         return "has no training points, or a negative or absurd number of points"
     if description["targets"] < 0 or (description["targets"] > 0) == bool(names):
@@ -107,21 +102,17 @@ def check(description: Description) -> str:
     return _check_table(description) if "columns" in description else _check_arrays(description)
 
 
+NUMBER = int | float
 _KINDS: dict[str, Any] = {"train": int, "test": int, "classes": list | tuple, "targets": int}
-_ARRAYS: dict[str, Any] = {
-    "shape": list | tuple,
-    "count": int,
-    "mean": int | float,
-    "m2": int | float,
-}
+_ARRAYS: dict[str, Any] = {"shape": list | tuple, "count": int, "mean": NUMBER, "m2": NUMBER}
 _TABLE: dict[str, Any] = {"columns": list | tuple, "target": list | tuple}
 _COLUMN: dict[str, Any] = {
     "name": str,
     "kind": str,
     "categories": list | tuple,
     "missing": int,
-    "mean": int | float,
-    "m2": int | float,
+    "mean": NUMBER,
+    "m2": NUMBER,
 }
 
 
@@ -142,8 +133,8 @@ def _check_arrays(description: Description) -> str:
         return "has no sensible shape of a point"
     if description["train"] * math.prod(shape) > MOST_VALUES:
         return f"has more than {MOST_VALUES} values"
-    if class_names.are_numbers(names) and any(int(name) >= class_names.MOST for name in names):
-        return f"has class numbers above {class_names.MOST - 1}; is it an identifier?"
+    if are_numbers(names) and any(int(name) >= MOST for name in names):
+        return f"has class numbers above {MOST - 1}; is it an identifier?"
     if description["count"] != description["train"] * math.prod(shape):
         return "has another number of values than its points have"
     if not _plausible(description["count"], description["mean"], description["m2"]):
@@ -175,8 +166,8 @@ def _check_column(column: Description, train: int) -> str:
     if problem:
         return f"has a column that {problem}"
     name, kind, categories = column["name"], column["kind"], column["categories"]
-    if not 0 < len(name) <= class_names.LONGEST:
-        return f"has names of columns that are not 1 to {class_names.LONGEST} characters"
+    if not 0 < len(name) <= LONGEST:
+        return f"has names of columns that are not 1 to {LONGEST} characters"
     where, present = f"has a column {name!r} with", train - column["missing"]
     if not 0 <= present <= train or (present and kind == "empty"):
         return f"{where} another number of gaps than it can have"
@@ -184,9 +175,8 @@ def _check_column(column: Description, train: int) -> str:
         return f"{where} no kind that is known"
     if len(categories) > (MOST_CATEGORIES if kind == "category" else 0):
         return f"{where} more categories than are allowed"
-    longest = class_names.LONGEST
-    if any(type(each) is not str or not 0 < len(each) <= longest for each in categories):
-        return f"{where} names of categories that are not 1 to {longest} characters"
+    if any(type(each) is not str or not 0 < len(each) <= LONGEST for each in categories):
+        return f"{where} names of categories that are not 1 to {LONGEST} characters"
     if len(set(categories)) < len(categories) or len(categories) > present:
         return f"{where} a category twice, or more categories than rows"
     if kind == "category" and present and not categories:
@@ -197,7 +187,7 @@ def _check_column(column: Description, train: int) -> str:
 
 
 def _plausible(n: int, mean: float, m2: float) -> bool:
-    """Whether n values, none above LARGEST, can have these moments; so do all clients' together."""
+    """Whether n values, none above LARGEST, can have these moments."""
     if not n:
         return mean == 0 and m2 == 0
     most = LARGEST**2 * (1 + 1e-6)
@@ -212,16 +202,16 @@ def agree(
     classes: Sequence[str],
     scale: str,
 ) -> Agreement:
-    """The agreement of clients by name (or in order) that described their data.
+    """The agreement of clients, by name or in order, that described their data.
 
-    `classes` are the experiment's; where it names none, those of all clients together.
+    `classes` are the experiment's. Where it names none, the classes of all clients are taken.
     """
     if not isinstance(descriptions, Mapping):
         descriptions = {f"client {number}": each for number, each in enumerate(descriptions)}
     if not descriptions:
         raise UserError("No client has described its data.")
     for name, each in descriptions.items():
-        problem = check(each)
+        problem = check_description(each)
         if problem:
             raise UserError(f"The description of {name}'s data {problem}.")
     _check_same(descriptions, "as data", _form)
@@ -233,33 +223,32 @@ def agree(
             f"{' or '.join(scales)}."
         )
     if "columns" in first:
-        return _of_tables(descriptions, classes, scale)
+        return _agree_on_tables(descriptions, classes, scale)
     _check_same(descriptions, "points of shape", lambda each: list(each["shape"]))
     _check_same(descriptions, "as target", _target)
     parts = [
         Moments(each["count"], float(each["mean"]), float(each["m2"]))
         for each in descriptions.values()
     ]
-    mean, std = _rounded(combine(parts)) if scale == "standard" else (0.0, 1.0)
-    agreed = _classes(descriptions, classes, class_names.unite)
+    mean, std = _mean_and_std(combine(parts)) if scale == "standard" else (0.0, 1.0)
+    agreed = _classes(descriptions, classes, unite)
     return Agreement(tuple(first["shape"]), agreed, first["targets"], (mean,), (std,))
 
 
-def _of_tables(
+def _agree_on_tables(
     descriptions: Mapping[str, Description], classes: Sequence[str], scale: str
 ) -> Agreement:
-    """As a simulation reads the rows of all clients in one table."""
+    """The same as a simulation finds that reads all clients' rows in one table."""
     sites = {
         name: {column["name"]: column for column in each["columns"]}
         for name, each in descriptions.items()
     }
     _check_columns(sites)
-    _check_same(
-        descriptions, "as target", _target, "set task to classification or regression for all"
-    )
+    hint = "set task to classification or regression for all"
+    _check_same(descriptions, "as target", _target, hint)
     rows = sum(each["train"] for each in descriptions.values())
     columns: list[Column] = []
-    scales: list[Moments] = []  # one per feature; of those that are not scaled: without values
+    scales: list[Moments] = []  # one per feature; no values where it is not scaled
     values: list[Moments] = []  # of the features with their gaps filled
     for name in sorted(next(iter(sites.values()))):
         own = {site: each[name] for site, each in sites.items()}
@@ -276,7 +265,7 @@ def _of_tables(
     means, stds = tuple(each.mean for each in scales), tuple(each.std for each in scales)
     agreement = Agreement(
         (len(scales),),
-        _classes(descriptions, classes, class_names.sort_names),
+        _classes(descriptions, classes, sort_names),
         next(iter(descriptions.values()))["targets"],
         columns=tuple(columns),
     )
@@ -287,7 +276,7 @@ def _of_tables(
         agreement = replace(agreement, target_mean=(targets.mean,), target_std=(targets.std,))
     if scale in ("features", "client"):
         return replace(agreement, mean=means, std=stds, own_scale=scale == "client")
-    mean, std = _rounded(combine(values)) if scale == "standard" else (0.0, 1.0)
+    mean, std = _mean_and_std(combine(values)) if scale == "standard" else (0.0, 1.0)
     return replace(agreement, mean=(mean,), std=(std,), fill=means)
 
 
@@ -324,7 +313,7 @@ def _column(
 
 
 def _check_columns(sites: Mapping[str, Mapping[str, Any]]) -> None:
-    """Features are made of columns by their names, so these must be the same everywhere."""
+    """Features are made of columns by name, so all tables must have the same names."""
     (first, one), *others = sites.items()
     for name, each in others:
         for here, there, own, other in ((first, name, one, each), (name, first, each, one)):
@@ -362,7 +351,7 @@ def _check_same(
 def _classes(
     descriptions: Mapping[str, Description],
     classes: Sequence[str],
-    united: Callable[[Iterable[str]], tuple[str, ...]],
+    join: Callable[[Iterable[str]], tuple[str, ...]],
 ) -> tuple[str, ...]:
     named = {label: name for name, each in descriptions.items() for label in each["classes"]}
     if not named:
@@ -370,7 +359,7 @@ def _classes(
             raise UserError("The experiment names classes, but the clients have regressions.")
         return ()
     if not classes:
-        return united(named)
+        return join(named)
     foreign = [label for label in named if label not in classes]
     if foreign:
         raise UserError(
@@ -380,7 +369,7 @@ def _classes(
     return tuple(classes)
 
 
-def _rounded(whole: Moments) -> tuple[float, float]:
+def _mean_and_std(whole: Moments) -> tuple[float, float]:
     """Mean and standard deviation in float32, the precision that features have."""
     mean, std = torch.tensor([whole.mean, whole.std]).tolist()
     return mean, std or 1.0

@@ -1,11 +1,11 @@
-"""What a client reads on its own machine, and the little that it says about it.
+"""What a client reads on its own machine, and how it describes that to the server.
 
     npz:PATH, PATH.npz               arrays X and y; a folder with data.npz in it, too
     table:PATH, PATH.csv, .parquet   a table with a header, read as in a simulation
     image-folder:PATH, a folder      images in one folder per class
 
-Points never leave. `describe` is what the server is told before the first round; docs/privacy.md
-lists it. From all clients' descriptions follows the `Agreement`, to which each client fits its
+Points never leave. `describe` gives what the server is told before the first round; docs/privacy.md
+lists it. All clients' descriptions together give the `Agreement`, to which each client fits its
 points.
 """
 
@@ -23,26 +23,22 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.types import ClientData
-from corefed.data import class_names, columns, datasets, held_out, npz, scaling, sources, table
+from corefed.data import columns, datasets, held_out, npz, scaling, sources, table
+from corefed.data.class_names import sort_names
 from corefed.data.columns import Column, Layout
 from corefed.data.dataset import Dataset, check
 from corefed.data.preparation import Preparation
 from corefed.data.table import Settings
 from corefed.federation import digest
 from corefed.federation.protocol import ENVELOPE, Agreement
-from corefed.federation.reading import agreement as agreements
-from corefed.federation.reading.agreement import agree, moments
+from corefed.federation.reading.agreement import Moments, check_description, moments
 
 if TYPE_CHECKING:
     from corefed.settings.config import Embedding
 
-__all__ = ["LocalData", "agree", "describe", "fingerprint", "fit", "prepared", "read"]
-
 INSIDE = "data.npz"
 """What a folder holds that is not a folder of images."""
-
 ENDINGS = {".npz": "npz", **dict.fromkeys((".csv", ".tsv", *sources.PARQUET), "table")}
-
 KINDS = "an .npz file, a table (.csv, .tsv, .parquet), or a folder of images"
 
 
@@ -80,12 +76,12 @@ def read(
     memory_mb: int = 4096,
     labels_only: bool = False,
 ) -> LocalData:
-    """The points of a file or folder, those of some classes where these are named.
+    """The points of a file or folder; only those of `classes`, where some are named.
 
-    `reading` matters to tables; `labels_only` leaves their features unread.
+    `reading` is for tables; `labels_only` leaves their features unread.
 
-    Test points are those that the data set apart, or else a part of each class, drawn by `seed`:
-    the same ones whenever it is called, since private state refers to the rows of training points.
+    Test points are those that the data set apart, or else a part of each class, drawn by `seed`.
+    They are the same in every call, since private state refers to the rows of training points.
     """
     if not 0 <= test_fraction < 1:
         raise UserError(f"test_fraction is {test_fraction}; it must be at least 0 and below 1.")
@@ -104,7 +100,7 @@ def read(
             partial=True,
         )
     check(dataset)
-    dataset = _renamed(dataset, classes)
+    dataset = _select_classes(dataset, classes)
     test = dataset.held_out
     if test is None:
         test = held_out.draw(dataset, test_fraction, seed)
@@ -142,8 +138,8 @@ def _kind(spec: str) -> tuple[str, Path]:
     return kind, path
 
 
-def _renamed(dataset: Dataset, classes: Sequence[str]) -> Dataset:
-    """Classes in their order; only those that are named, in that spelling, where some are."""
+def _select_classes(dataset: Dataset, classes: Sequence[str]) -> Dataset:
+    """Classes in their order; only those that are named, in that spelling, if any are."""
     if not dataset.classes:
         if classes:
             raise UserError(f"{dataset.name} is a regression; it has no classes to choose from.")
@@ -151,7 +147,7 @@ def _renamed(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     spelt = {name.casefold(): name for name in classes} | {name: name for name in classes}
     found = {own: spelt.get(own, spelt.get(own.casefold(), "")) for own in dataset.labels}
     known = found if classes else {own: own for own in dataset.labels}
-    labels = class_names.sort_names(name for name in known.values() if name)
+    labels = sort_names(name for name in known.values() if name)
     if not labels:
         raise UserError(
             f"{dataset.name} has none of the classes {', '.join(classes)}; it has "
@@ -173,18 +169,18 @@ def _renamed(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     )
 
 
-# --- what is said about the points, and what all clients agree on ---------------------------------
+# --- the description, and points in the terms of the agreement ------------------------------------
 
 
 def fingerprint(data: LocalData) -> str:
-    """Of the training points in their order, by which a client notices that they have changed."""
+    """Of the training points in their order, so that a client notices when they change."""
     names = columns.features(data.layout.columns) if data.layout else ()
-    return digest.of({"x": data.x_train, "y": data.y_train}, *data.labels, *names)
+    return digest.hash_tree({"x": data.x_train, "y": data.y_train}, *data.labels, *names)
 
 
 def describe(data: LocalData) -> dict[str, Any]:
-    """All that a client tells of its data before the first round; docs/privacy.md lists it."""
-    said: dict[str, Any] = {
+    """All that a client tells about its data before the first round; docs/privacy.md lists it."""
+    found: dict[str, Any] = {
         "train": len(data.y_train),
         "test": len(data.y_test),
         "classes": list(data.labels),
@@ -192,23 +188,23 @@ def describe(data: LocalData) -> dict[str, Any]:
     }
     if data.layout is None:
         scale = moments(data.x_train)
-        said |= {"shape": list(data.shape), "count": scale.n, "mean": scale.mean, "m2": scale.m2}
+        found |= {"shape": list(data.shape), "count": scale.n, "mean": scale.mean, "m2": scale.m2}
     else:
         parts = columns.parts(data.x_train, data.layout.columns).values()
         empty = {one.name for one in data.layout.profiles if not one.present}
-        said["columns"] = [_said(*each, empty) for each in parts]
-        said["target"] = [] if data.labels else list(moments(data.y_train)[1:])
-    problem = agreements.check(said)
-    if not problem and len(json.dumps(said)) > ENVELOPE // 2:
+        found["columns"] = [_describe_column(*each, empty) for each in parts]
+        found["target"] = [] if data.labels else list(moments(data.y_train)[1:])
+    problem = check_description(found)
+    if not problem and len(json.dumps(found)) > ENVELOPE // 2:
         problem = "is too long to be sent; leave out columns, or join categories"
     if problem:
         raise UserError(f"The description of this client's data {problem}.")
-    return said
+    return found
 
 
-def _said(column: Column, x: Tensor, empty: set[str]) -> dict[str, Any]:
-    """Of one column's training rows: which categories it has, or the moments of its numbers."""
-    numbers = moments(x[:, 0][~x[:, 0].isnan()]) if not column.categories else agreements.Moments()
+def _describe_column(column: Column, x: Tensor, empty: set[str]) -> dict[str, Any]:
+    """Which categories a column has in the training rows, or the moments of its numbers."""
+    numbers = moments(x[:, 0][~x[:, 0].isnan()]) if not column.categories else Moments()
     seen = (x != 0).any(0).tolist()
     gaps = x[:, -1].sum() if column.lacking else 0
     return {
@@ -221,8 +217,8 @@ def _said(column: Column, x: Tensor, empty: set[str]) -> dict[str, Any]:
     }
 
 
-def prepared(data: LocalData, agreement: Agreement, client: str) -> Preparation:
-    """How points of this client, also later ones, are made ready; refused where they do not fit."""
+def _preparation(data: LocalData, agreement: Agreement, client: str) -> Preparation:
+    """How points of this client are prepared, later ones too; refused where they do not fit."""
     _check_fit(data, agreement)
     layout = data.layout
     targets = tuple(f"y{number}" for number in range(agreement.targets))
@@ -245,7 +241,7 @@ def prepared(data: LocalData, agreement: Agreement, client: str) -> Preparation:
     if not agreement.own_scale:
         return found
     numbers = torch.tensor(columns.numbers(agreement.columns))
-    own = scaling.fit_features(_laid(data, data.x_train, agreement.columns), numbers)
+    own = scaling.fit_features(_arrange(data, data.x_train, agreement.columns), numbers)
     return replace(found, clients={client: own})
 
 
@@ -254,14 +250,13 @@ def fit(
 ) -> tuple[ClientData, ClientData, Preparation]:
     """Training and test points of one client, [1, n, ...], in the terms of the agreement.
 
-    Regression targets that are standardised are so to train on; those of test points stay in their
-    own unit.
+    Standardised regression targets are so for training only; test targets keep their own unit.
     """
-    ready = prepared(data, agreement, client)
+    ready = _preparation(data, agreement, client)
     places = torch.tensor([agreement.classes.index(name) for name in data.labels])
 
     def fitted(x: Tensor, y: Tensor) -> ClientData:
-        scaled = ready.scale(_laid(data, x, agreement.columns), client)
+        scaled = ready.scale(_arrange(data, x, agreement.columns), client)
         y = places[y] if data.labels else y
         return ClientData(scaled.unsqueeze(0), y.unsqueeze(0), torch.ones(1, len(x)))
 
@@ -269,7 +264,7 @@ def fit(
     return fitted(data.x_train, learnt), fitted(data.x_test, data.y_test), ready
 
 
-def _laid(data: LocalData, x: Tensor, wanted: Sequence[Column]) -> Tensor:
+def _arrange(data: LocalData, x: Tensor, wanted: Sequence[Column]) -> Tensor:
     return columns.change_layout(x, data.layout.columns, wanted) if data.layout else x
 
 
@@ -305,7 +300,7 @@ def _check_fit(data: LocalData, agreement: Agreement) -> None:
 
 
 def _check_columns(layout: Layout, wanted: Sequence[Column]) -> None:
-    """The table has the columns of this run, each of its kind; a column without values has any."""
+    """The table must have this run's columns, each of its kind; an empty column fits any kind."""
     own = {column.name: column for column in layout.columns}
     alone = min(own.keys() ^ {column.name for column in wanted}, default=None)
     if alone is not None:

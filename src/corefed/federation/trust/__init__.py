@@ -1,1 +1,1 @@
-"""What a server believes of its clients, and what a client keeps from its server."""
+"""How a server guards against bad clients, and how a client protects its data."""

@@ -1,4 +1,4 @@
-"""What makes a client's update unacceptable, said in one sentence.
+"""Why a client's update is unacceptable, in one sentence.
 
 An average takes whatever it is given: one NaN makes the model NaN, a shape of (1,) is repeated to
 any length, and a count of 10^12 examples is the whole average. So each update is first checked
@@ -7,8 +7,8 @@ Then all updates of a round are compared with each other (`outliers`).
 
 What is compared is the length of the difference from the broadcast, in the metric of `metric.py`,
 with the *lower* median of this round's lengths and those accepted in the last rounds. The lower
-one, since of two clients the smaller update is the safer yardstick. This stands while more than
-half of what is compared is honest; a majority of bad clients defines what is usual.
+one, since of two clients the smaller update is the safer reference. This works while more than half
+of what is compared is honest; a majority of bad clients defines what is usual.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def refusal(
 ) -> str | None:
     """Why one client's update cannot be used, or None.
 
-    `claimed` is what the client says of itself: `examples`, its number of training points, and
-    `loss` where it shares that. `dtypes` are the widths that floating-point entries may have come
-    in; other entries have the template's type. Where nothing is refused, int(examples) is exact.
+    `claimed` is what the client says about itself: `examples`, its number of training points, and
+    `loss` if it shares that. `dtypes` are the types that floating-point entries may have; other
+    entries have the template's type. If nothing is refused, int(examples) is exact.
     """
     return (
         _names(message, template)
@@ -89,9 +89,9 @@ def outliers(
     """Whose update is over `factor` times the usual length, and why; and the length of each.
 
     `history` holds the lengths that were accepted in the last rounds. Updates that are not aligned
-    with what was sent have no difference from it: their own lengths are compared. A factor of 0
-    refuses none. Nor does a usual length of 0: where most clients send back what they were sent,
-    nothing can be said about the others.
+    with what was sent have no difference from it, so their own lengths are compared. A factor of 0
+    refuses none, and neither does a usual length of 0: where most clients send back what they were
+    sent, there is nothing to compare the others with.
     """
     unit = metric.scale(sent, posteriors)
     lengths = {client: _length(update, sent, unit, aligned) for client, update in updates.items()}
@@ -146,8 +146,8 @@ def _values(name: str, value: Tensor) -> str | None:
 def _sigma(name: str, v: Tensor) -> str | None:
     """rho so low that softplus(rho) is 0 in float32, as all of training computes it, or too high.
 
-    Between 0 and the floor of `gaussian.sigma` a sigma is taken for the floor everywhere, and one
-    that training brought there is no fault.
+    A sigma between 0 and the floor of `gaussian.sigma` counts as the floor everywhere, and is
+    accepted: training may bring it there.
     """
     sigma = F.softplus(v[1].float())
     none, wide = int((sigma <= 0).sum()), int((sigma > WIDEST).sum())
@@ -172,7 +172,7 @@ def _examples(claimed: object, most: int) -> str | None:
 
 
 def _loss(loss: object) -> str | None:
-    """Finite weights with a loss that is not: the client's training ran off."""
+    """A loss that is not finite, even with finite weights: the training diverged."""
     if loss is None:
         return None
     if isinstance(loss, bool) or not isinstance(loss, int | float):

@@ -1,13 +1,13 @@
 """How far two messages are apart, in a unit that everyone knows: the Fisher metric at v.
 
-Everyone has the broadcast v, so lengths measured at v need no secret and no client's word. For a
+Everyone has the broadcast v, so lengths measured at v need neither secrets nor trust. For a
 posterior v = (mu, rho), sigma = softplus(rho), the Fisher information is 1/sigma^2 for mu and
 2/sigma^2 for sigma; with d sigma / d rho = sigmoid(rho) = 1 - exp(-sigma), units of length are
 
     s_mu = sigma_v,    s_rho = sigma_v / (sqrt(2) (1 - exp(-sigma_v))),
 
 and ||d / s||^2 is 2 KL(v + d || v) up to terms of third order. A step of one posterior standard
-deviation then counts alike in a certain weight and in a vague one. 1 - exp(-sigma) with the floored
+deviation counts the same for every weight, certain or not. 1 - exp(-sigma) with the floored
 sigma, and not sigmoid(rho), keeps s_rho finite where rho lies below the floor: it tends to
 1/sqrt(2). Weights without a posterior have no such scale: s = 1, the Euclidean length.
 """
@@ -32,8 +32,7 @@ def scale(broadcast: Tree, posteriors: Collection[str]) -> Tree:
 def length(difference: Mapping[str, Tensor], unit: Mapping[str, Tensor]) -> Tensor:
     """||d / s|| over all entries together, in float64: [] for one client, [S] for S stacked.
 
-    Names of `unit` that the difference does not have are left out: a message need not hold all that
-    the server sent.
+    Names that only `unit` has are left out: a message need not hold all that the server sent.
     """
     squares = []
     for name, value in difference.items():

@@ -6,9 +6,9 @@ back into the message's own units:
 
     v + s (u min(1, clip / ||u||) + noise clip g),    g ~ N(0, I).
 
-**Neighbours.** Two federations are neighbours if in one of them some client's difference is zero in
-every round and all else is the same. Who takes part is no secret. The sensitivity is then `clip`.
-For a client whose data are exchanged for others it is 2 clip: every mu below doubles.
+**Neighbours.** Two federations are neighbours if some client's difference is zero in every round of
+one of them and all else is the same. Who takes part is no secret. The sensitivity is then `clip`.
+If a client's data are exchanged for others it is 2 clip: every mu below doubles.
 
 **Accountant.** One release is a Gaussian mechanism with mu = 1 / noise in the sense of Gaussian
 differential privacy (Dong, Roth, Su, J. R. Stat. Soc. B 2022). Releases, each made in the light of
@@ -20,15 +20,15 @@ Thakurta 2022, arXiv 2210.17520). This is exact, and says for every epsilon
 Whoever sees uploads, the server above all, sees mu_t = 1 / noise. Whoever sees only averages
 sum_i w_i m_i sees client i's difference at w_i times its length, under the noise of all, of
 standard deviation noise clip sqrt(sum_j w_j^2), hence mu_t = max_i w_i / (noise sqrt(sum_j w_j^2)),
-which is 1 / (noise sqrt(S)) where S clients count alike. (A client that looks at it knows its own
-noise, and sees what S - 1 leave.) It holds while all of them add their noise and none is left out
-for what it sent, and for averages alone: of medians, Krum, clipping by the server or fused
-precisions nothing is claimed here.
+which is 1 / (noise sqrt(S)) where S clients count alike. (A client among them knows its own noise,
+so the noise of S - 1 protects the others from it.) It holds while all of them add their noise and
+none is left out for what it sent. It holds for averages alone: nothing is claimed for medians,
+Krum, clipping by the server or fused precisions.
 
 **Randomness** is the operating system's, number by number. It must not come from the run's seed,
 which the server knows, nor from a torch.Generator on a CPU, which has 2^32 seeds to try. Noise in
-floating point is not noise in real numbers: what can be read from the last bits of a result
-(Mironov, CCS 2012) is not defended against.
+floating point is not noise in real numbers: there is no defence against attacks on the last bits of
+a result (Mironov, CCS 2012).
 """
 
 from __future__ import annotations
@@ -64,13 +64,11 @@ def check(method: Method) -> None:
         )
 
 
-def secret_generator() -> Normals:
-    """Standard normals from the operating system's random numbers, which have no seed to guess."""
-    return _system_normals
+def system_normals(count: int) -> Tensor:
+    """Standard normals from the operating system's random numbers, which have no seed to guess.
 
-
-def _system_normals(count: int) -> Tensor:
-    """By the inverse distribution function at the midpoints of 2^52 equal parts of (0, 1)."""
+    The inverse distribution function is taken at the midpoints of 2^52 equal parts of (0, 1).
+    """
     bits = torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
     normals: Tensor = torch.special.ndtri(((bits & (2**52 - 1)).double() + 0.5) * 2.0**-52)
     return normals
@@ -86,8 +84,7 @@ def privatise(
 ) -> tuple[Tree, float]:
     """One client's message (no client axis) as it may be sent, and its length before clipping.
 
-    The length is the client's own business: it is not protected, and must not be sent. A message
-    with nothing in it releases nothing.
+    The length is not protected and must not be sent. An empty message releases nothing.
     """
     for name, value in (("clip", clip), ("noise", noise)):
         if not (value > 0 and math.isfinite(value)):
@@ -123,16 +120,16 @@ def compose(mus: Iterable[float]) -> float:
 def average_mu(noise: float, shares: Sequence[float]) -> float:
     """mu of one round against those who see only the average with weights `shares`.
 
-    That of the client with the largest share, for whom it is largest.
+    The client with the largest share has the largest mu.
     """
     return max(shares) / (noise * math.hypot(*shares))
 
 
-def averaging(method: Method, server: Tree) -> Literal["equal", "examples"] | None:
+def averaging_weights(method: Method, server: Tree) -> Literal["equal", "examples"] | None:
     """The weights by which a method's server averages updates; None if it does anything else.
 
-    Found by trying it on three made-up clients: v must move by a multiple of the average of how
-    they differ from it.
+    Found by trying it on three made-up clients: v must move by a multiple of their average
+    difference from it.
     """
     if not method.traits.aligned:
         return None
@@ -159,7 +156,7 @@ def log_delta(epsilon: float, mu: float) -> float:
 
     So e^epsilon Phi(b) = exp(-a^2 / 2) erfcx(-b / sqrt 2) / 2, which neither overflows nor cancels.
     """
-    from scipy.special import erfcx, ndtr  # only where epsilon is asked for: imports cost time
+    from scipy.special import erfcx, ndtr  # scipy takes a tenth of a second
 
     a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
     second = erfcx(-b / math.sqrt(2)) / 2
@@ -174,7 +171,7 @@ TINY, VAST = 5e-324, 1e6
 
 def epsilon(mu: float, delta: float) -> float:
     """The least epsilon of a mu-GDP mechanism at `delta`; infinite where nothing is protected."""
-    from scipy.optimize import brentq
+    from scipy.optimize import brentq  # as above
 
     if not 0 < delta < 1:
         raise UserError(f"delta is {delta:g}; it must lie between 0 and 1.")
@@ -201,27 +198,25 @@ class Release(NamedTuple):
 
 
 class Ledger:
-    """A client's own record of what it released, in all runs: its data are the same in all.
+    """A client's own record of what it released, in all runs, since they share its data.
 
-    A release is entered before it is sent, and not sent where it cannot be entered. Sending a
-    stored upload again is no release. Each entry is added to what the file holds by then, under a
-    lock, so that two processes of one client cannot forget each other's.
+    A release is entered before it is sent, and is not sent if it cannot be entered. Sending a
+    stored upload again is no release. Entries are added under a lock, so that two processes of one
+    client do not lose each other's.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.releases = _read(path)
 
-    def spent(self, delta: float) -> float:
-        """epsilon against the server, of all releases together."""
-        return epsilon(compose(1 / release.noise for release in self.releases), delta)
+    def spent(self, delta: float, *more: float) -> float:
+        """epsilon against the server, of all releases together and `more` of this noise."""
+        noises = (*(release.noise for release in self.releases), *more)
+        return epsilon(compose(1 / noise for noise in noises), delta)
 
     def allows(self, noise: float, max_epsilon: float, delta: float) -> bool:
         """Whether epsilon stays within `max_epsilon` after one more release."""
-        if not noise > 0:
-            return False
-        mus = [1 / release.noise for release in self.releases]
-        return epsilon(compose([*mus, 1 / noise]), delta) <= max_epsilon
+        return noise > 0 and self.spent(delta, noise) <= max_epsilon
 
     def record(self, run: str, round_: int, noise: float, clip: float) -> None:
         """Enter a release; only then may it be sent."""
@@ -243,7 +238,7 @@ class Ledger:
 
 
 def _read(path: Path) -> list[Release]:
-    """The releases in a file; none where there is no file yet."""
+    """The releases in a file; none if there is no file yet."""
     try:
         content = json.loads(path.read_bytes())
         if content["schema"] != SCHEMA:

@@ -1,7 +1,7 @@
-"""Joining updates so that a few bad ones do little: median, trimmed mean, Krum, clipping.
+"""Robust aggregation, which limits the influence of a few bad updates.
 
 Each rule changes the cohort's `Update` before the method's own server rule sees it, so that mixing
-by beta or fusing precisions stays what it is:
+by beta or fusing precisions stays as it is:
 
     plain         nothing is changed
     median        one row: the median of each coordinate (of an even number, the middle two's mean)
@@ -11,17 +11,17 @@ by beta or fusing precisions stays what it is:
     clip          all rows, their differences from the broadcast v shortened to at most clip times
                   the cohort's median length: v + s (message - v), s <= 1
 
-The one row of median and trimmed-mean stands for all examples of the cohort; what each client
-claims to have then has no influence. Under clip it keeps its influence: bad clients that hold a
-share a of the average's weights (f / S where clients count alike) move it by at most a clip times
-the median length.
+The one row of median and trimmed-mean stands for all examples of the cohort; the number of examples
+that a client claims then has no influence. Under clip it has: bad clients with a share a of the
+average's weights (f / S where clients count alike) move it by at most a clip times the median
+length.
 
 **Posteriors.** Rows are (mu, rho), and rho is what is ordered and averaged. sigma = softplus(rho)
 grows with rho, so the median's sigma is the median sigma (of an odd number), the trimmed values are
-those of the smallest and largest sigma, and whatever comes out, sigma is above 0. An average of
-variances would be owned by whoever claims the widest posterior, one of precisions by whoever claims
-the narrowest; an order statistic by nobody. Under clip rho goes along the straight line from v's to
-the client's, so that sigma lies between the two. Lengths and distances are those of `metric.py`.
+those of the smallest and largest sigma, and sigma is always above 0. The widest posterior would
+dominate an average of variances, the narrowest one of precisions; none dominates an order
+statistic. Under clip rho moves on the straight line from v's to the client's, so that sigma lies
+between the two. Lengths and distances are those of `metric.py`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from corefed.federation.trust import metric
 
 
 class Combined(NamedTuple):
-    """What the method's server rule is to be given."""
+    """What the method's server rule receives."""
 
     update: Update
     kept: tuple[int, ...]  # clients whose updates had a part in it
-    note: str = ""  # what the operator should know about this round; usually nothing
+    note: str = ""  # for the operator; usually empty
 
 
 def check(rules: Rules, method: Method, clients: int) -> None:
     """Refuse, before a run, a rule that cannot do its work with a cohort of `clients`.
 
-    A method that sends nothing to clients has nothing to join, and every rule leaves it alone.
+    A method that sends nothing to clients has nothing to aggregate; every rule leaves it alone.
     """
     rule = rules.aggregation
     if rule == "plain" or method.traits.sent == ():
@@ -79,14 +79,14 @@ def check(rules: Rules, method: Method, clients: int) -> None:
 def combine(rules: Rules, method: Method, server: Tree, update: Update) -> Combined:
     """The cohort's update, made robust by the rule `rules.aggregation`.
 
-    Where too few answered for the rule, the median stands in for it and the note says so.
+    If too few answered for the rule, the median is taken instead and the note says so.
     """
     S, rule = len(update.clients), rules.aggregation
     if rule == "plain" or not update.message:
         return Combined(update, update.clients)
     _refuse_unaligned(rule, method)
     if rule == "clip":
-        return Combined(_clipped(rules.clip, method, server, update), update.clients)
+        return Combined(_clip(rules.clip, method, server, update), update.clients)
     if rule == "krum" and 2 * rules.byzantine + 3 <= S:
         return _krum(rules.byzantine, method, server, update)
     trimmed = _trimmed(rules.trim, S)
@@ -130,7 +130,7 @@ def _krum(byzantine: int, method: Method, server: Tree, update: Update) -> Combi
     return Combined(Update(clients, message, update.examples[row]), clients)
 
 
-def _clipped(clip: float, method: Method, server: Tree, update: Update) -> Update:
+def _clip(clip: float, method: Method, server: Tree, update: Update) -> Update:
     moved = {name: value.double() - server[name] for name, value in update.message.items()}
     lengths = metric.length(moved, metric.scale(server, method.traits.posteriors))
     bound = clip * statistics.median_low(lengths.tolist())

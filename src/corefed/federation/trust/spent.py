@@ -1,4 +1,4 @@
-"""What a run's uploads have cost in privacy so far, from its own record."""
+"""The privacy that a run's uploads have spent so far, from its own record."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from corefed.federation.rules import Rules
 from corefed.federation.trust import privacy
 
 
-def spent(
+def privacy_spent(
     lines: Sequence[Mapping[str, Any]], rules: Rules, weights: str | None
 ) -> dict[str, float | None]:
-    """epsilon at the rules' delta, for the client for which it is largest.
+    """epsilon at the rules' delta, for the client with the largest.
 
     `server`: against whoever sees uploads, refused ones included. `average`: against those who see
-    nothing but the averaged model, such as the other clients; None where the server does not form
-    an average with known `weights` (equal or examples), or left out an upload for what was in it,
-    so that the average itself says something about it.
+    only the averaged model, such as the other clients. It is None if the server forms no average
+    with known `weights` (equal or examples). It is None too if an upload was refused for its
+    content, since the average then reveals something about it.
     """
     uploads = Counter(name for line in lines for name in line["federation"]["released"])
     most = max(uploads.values(), default=0)
