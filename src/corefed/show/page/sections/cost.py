@@ -1,4 +1,4 @@
-"""What it took: rounds, bytes, seconds and examples, against the score."""
+"""The cost of a run: rounds, bytes, seconds and examples, against the score."""
 
 from __future__ import annotations
 
@@ -12,30 +12,33 @@ from corefed.show.page.content import (
     TableCell,
     missing,
 )
-from corefed.show.page.gather import KINDS, RunFolder, curve, heading, score_name, score_text, shown
-from corefed.show.page.sections.learning import score_cell
+from corefed.show.page.gather import (
+    RunFolder,
+    capitalize,
+    score_axis,
+    score_cell,
+    score_name,
+    score_text,
+)
 from corefed.show.page.sections.overview import duration
+from corefed.show.report import curve
+from corefed.training.record import MODELS
 
 
 def section(run: RunFolder, prefix: str) -> Section:
     name, title = f"{prefix}cost", "Cost"
-    aid = (
-        f"What had to be sent and waited for to reach this {score_name(run.score)}; a curve that "
-        "rises early was cheap."
-        if run.score == "accuracy"
-        else "What had to be sent and waited for; a curve that falls early was cheap."
-    )
-    parts: list[Part] = [totals(run)]
+    early = "rises" if run.score == "accuracy" else "falls"
+    aid = f"Data sent and time needed to reach the score; a curve that {early} early was cheap."
+    parts: list[Part] = [_totals(run)]
     models = run.models_with(run.score) if run.score else []
-    lines = {shown(model): curve(run, f"{model}_{run.score}") for model in models}
+    lines = {model: curve(run.lines, f"{model}_{run.score}") for model in models}
     lines = {model: points for model, points in lines.items() if points}
     if not lines:
         return Section(name, title, aid, [*parts, missing("No round of this run was evaluated.")])
-    factor = 100 if run.score == "accuracy" else 1
-    unit = "accuracy, %" if run.score == "accuracy" else "RMSE"
+    factor, unit = score_axis(run.score)
     items = []
     for key, caption, axis in (
-        ("megabytes", "Against data sent", "MB sent and received a seed"),
+        ("megabytes", "Against data sent", "MB sent and received per seed"),
         ("seconds", "Against time", "seconds of training, all seeds"),
     ):
         data = [
@@ -45,14 +48,14 @@ def section(run: RunFolder, prefix: str) -> Section:
         ]
         model, points = next(iter(lines.items()))
         last = points[-1]
-        of = "MB" if key == "megabytes" else "s"
-        said = (
-            f"{heading(model)}: {score_text(points[0].mean, run.score)} after "
-            f"{getattr(points[0], key):.3g} {of}, {score_text(last.mean, run.score)} after "
-            f"{getattr(last, key):.3g} {of}."
+        measure = "MB" if key == "megabytes" else "s"
+        finding = (
+            f"{capitalize(model)}: {score_text(points[0].mean, run.score)} after "
+            f"{getattr(points[0], key):.3g} {measure}, {score_text(last.mean, run.score)} after "
+            f"{getattr(last, key):.3g} {measure}."
         )
         table = ReportTable(
-            f"{heading(score_name(run.score))} by {axis}",
+            f"{capitalize(score_name(run.score))} by {axis}",
             ("model", "round", axis, score_name(run.score)),
             [
                 (model, str(p.round), TableCell(f"{getattr(p, key):.4g}", getattr(p, key)),
@@ -61,23 +64,23 @@ def section(run: RunFolder, prefix: str) -> Section:
                 for p in points
             ],
         )  # fmt: skip
-        spec = charts.series(data, KINDS, axis, unit, form=".3~g", x_form=".4~r")
-        items.append(Figure(f"{name}-{key}", caption, spec, said, table))
+        spec = charts.series(data, MODELS, axis, unit, form=".3~g", x_form=".4~r")
+        items.append(Figure(f"{name}-{key}", caption, spec, finding, table))
     return Section(name, title, aid, [Figures(items), *parts])
 
 
-def totals(run: RunFolder) -> ReportTable:
+def _totals(run: RunFolder) -> ReportTable:
     cost, summary = run.summary["cost"], run.summary
     rows: list[tuple[str, TableCell | str]] = [
         ("rounds", str(summary["rounds"])),
         ("training", duration(cost["seconds"])),
-        ("a round", f"{cost['seconds_per_round']:.3g} s"),
+        ("per round", f"{cost['seconds_per_round']:.3g} s"),
         ("evaluation", duration(cost["evaluate_seconds"])),
-        ("examples through a gradient", f"{cost['examples_processed']:,}"),
+        ("examples processed", f"{cost['examples_processed']:,}"),
         ("sent by clients", f"{cost['bytes_up'] / 1e6:,.3f} MB"),
         ("sent to clients", f"{cost['bytes_down'] / 1e6:,.3f} MB"),
         ("peak memory", f"{cost['peak_memory_mb']:,.0f} MB"),
     ]
     if "overhead_seconds_per_round" in cost:
-        rows.insert(3, ("of a round not training", f"{cost['overhead_seconds_per_round']:.3g} s"))
-    return ReportTable("Cost of the run, all seeds together", ("what", "how much"), rows)
+        rows.insert(3, ("per round, not training", f"{cost['overhead_seconds_per_round']:.3g} s"))
+    return ReportTable("Cost of the run, all seeds together", ("cost", "amount"), rows)
