@@ -187,7 +187,8 @@ def _curves(runs: Sequence[RunFolder], domain: Sequence[str], note: list[Part]) 
     )
     models = " or ".join(dict.fromkeys(run.main for run in runs))
     aid = f"The {models} {score_name(score)} of every run; a run has one colour in all charts."
-    figures = learning.figures(lines, domain, score, "all-curves", f"At the end: {ends}.")
+    findings = {"round": f"At the end: {ends}.", "examples": learning.examples(lines[0], score)}
+    figures = learning.figures(lines, domain, score, "all-curves", findings)
     return [Section("all-curves", "Learning curves of all runs", aid, [figures, *note])]
 
 
