@@ -606,7 +606,7 @@ def test_private_uploads_are_counted_on_both_sides(tmp_path: Path) -> None:
         }
     )
     caption = str(report.metrics_table(summary).caption)
-    assert f"epsilon {summary['privacy']['server']:.3g} against who sees uploads" in caption
+    assert f"epsilon {summary['privacy']['server']:.3g} against anyone who sees uploads" in caption
     assert "of them not training" in caption
     ledger = privacy.Ledger(folders.grid.places["client-1"].state / "privacy.json")
     assert [(each.run, each.round) for each in ledger.releases] == [("first", t) for t in range(3)]

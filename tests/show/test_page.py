@@ -148,7 +148,7 @@ def test_nothing_is_asked_of_the_network(made: Made) -> None:
         assert all(a.startswith(("#", "data:image/")) for a in page.addresses)
         assert page.policy.startswith("default-src 'none'; script-src 'sha256-")
         assert "connect-src" not in page.policy  # so that it is default-src's 'none'
-        assert not re.search(r"@import|url\(", making._own("style.css"))
+        assert not re.search(r"@import|url\(", making._read_asset("style.css"))
 
 
 def test_names_are_shown_as_text(made: Made) -> None:
@@ -218,7 +218,7 @@ def test_changed_data_are_not_shown(made: Made, tmp_path: Path) -> None:
     toml = (folder / "experiment.toml").read_text().replace("keep = 1.0", "keep = 0.5")
     (folder / "experiment.toml").write_text(toml)
     found = points.load(gather.read([folder])[0])
-    assert isinstance(found, Missing) and "not what they were" in found
+    assert isinstance(found, Missing) and "have changed" in found
 
 
 def test_data_that_are_gone_are_not_fetched(
@@ -306,7 +306,8 @@ def test_rows_in_place_of_pictures(
     assert not page.images and "Chosen rows with the largest weights" in words
     if kind == "regression":
         assert {"trust-coverage", "trust-against"} <= set(page.specs)
-        assert "Furthest off for how sure it was" in words and "Personal RMSE" in words
+        assert "Largest errors relative to the predicted uncertainty" in words
+        assert "Personal RMSE" in words
     else:
         assert {"trust-reliability", "trust-risk"} <= set(page.specs)
         assert {"north", "south", "age", "weight", "sex", "True"} <= set(page.words)

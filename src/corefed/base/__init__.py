@@ -1,4 +1,4 @@
-"""What every room uses: errors, the contract of methods, random streams, files, devices.
+"""Errors, the contract of methods, settings, random streams, files, devices.
 
 Imports nothing else of corefed.
 """

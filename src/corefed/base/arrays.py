@@ -1,8 +1,8 @@
-"""Arrays of .npz and .npy files, the only reader of them.
+"""Reads the arrays of .npz and .npy files.
 
-Nothing pickled is ever loaded. Each array's header is read first: an array that claims more than
-its file has, or that needs more memory than allowed, is refused before any of it is unpacked. An
-.npy file is read like an .npz whose only array is called X.
+Pickled objects are never loaded. Headers are read first: an array that is larger than its file, or
+that needs more memory than allowed, is refused before it is unpacked. An .npy file is read like an
+.npz file whose only array is called X.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from corefed.base.errors import UserError
 Array = npt.NDArray[Any]
 
 MEMORY_MB = 4096
-"""Where the user cannot set a bound."""
+"""The bound where the user cannot set one."""
 
 
 class Header(NamedTuple):
-    """What an array says it is."""
+    """Shape and type of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def headers(path: Path) -> dict[str, Header]:
-    """What the file holds, by name; no array is read."""
+    """The headers of all arrays, by name; no array is read."""
     with _members(path) as members:
         return {name: _header(path, name, member) for name, member in members.items()}
 
@@ -55,8 +55,8 @@ def load(
 ) -> dict[str, Array]:
     """These arrays of the file, by name.
 
-    They and the `working` bytes that the caller needs beside them must fit into `memory_mb`;
-    `remedy` says what to do where they do not.
+    They and the `working` bytes that the caller needs in addition must fit into `memory_mb`;
+    `remedy` says what to do if they do not.
     """
     with _members(path) as members:
         missing = [name for name in names if name not in members]
@@ -76,11 +76,15 @@ def load(
                 f"{path} needs {needed:.0f} MB of memory, more than the {memory_mb} MB allowed; "
                 f"{remedy}."
             )
-        return {name: _array(members[name]) for name in names}
+        arrays: dict[str, Array] = {}
+        for name in names:
+            with members[name].open() as stream:
+                arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
+        return arrays
 
 
 class _Member(NamedTuple):
-    """A stored array: a way to open it, and its bytes with the header."""
+    """A stored array: how to open it, and its size in bytes with the header."""
 
     open: Callable[[], IO[bytes]]
     size: int
@@ -88,7 +92,7 @@ class _Member(NamedTuple):
 
 @contextmanager
 def _members(path: Path) -> Iterator[dict[str, _Member]]:
-    """The arrays of a file by name; whatever goes wrong with the file becomes a sentence."""
+    """The arrays of a file by name; an unreadable file is a UserError."""
     single = path.suffix.lower() == ".npy"
     try:
         if single:
@@ -128,9 +132,3 @@ def _header(path: Path, name: str, member: _Member) -> Header:
     if header.size > member.size and not dtype.hasobject:  # a pickle may be shorter
         raise UserError(f"{name} in {path} claims shape {header.shape}, more than it has.")
     return header
-
-
-def _array(member: _Member) -> Array:
-    with member.open() as stream:
-        found: Array = np.lib.format.read_array(stream, allow_pickle=False)
-    return found

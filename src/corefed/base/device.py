@@ -8,7 +8,7 @@ from corefed.base.errors import UserError
 
 
 def device_for(name: str) -> torch.device:
-    """auto is the GPU where there is one; a named device that is missing is an error."""
+    """auto is the GPU if there is one; a missing device is a UserError."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

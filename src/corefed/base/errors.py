@@ -1,4 +1,4 @@
-"""The one exception a user is meant to see, and the hint that names want in it."""
+"""The exception for a user's mistakes, and hints at similar names."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from difflib import get_close_matches
 
 
 class UserError(Exception):
-    """A mistake the user can mend. The command line prints its sentence and exits with code 2.
+    """A mistake that the user can mend: what happened, where, and what to do, in one sentence.
 
-    The sentence says what happened, where, and what to do; it never carries a traceback.
+    The command line prints it without a traceback and exits with code 2.
     """
 
 
@@ -20,10 +20,10 @@ def did_you_mean(
     otherwise: str = "",
     written: Mapping[str, str] | None = None,
 ) -> str:
-    """` Did you mean 'x'?`, where a known name is near; else nothing.
+    """` Did you mean 'x'?` if a known name is similar, else nothing.
 
-    With `otherwise` it ends a sentence that has begun: `; did you mean 'x'?` or `; OTHERWISE.`.
-    `written` has names that are shown in another form than they are compared in.
+    With `otherwise` it ends a sentence: `; did you mean 'x'?` or `; OTHERWISE.`. `written` maps
+    names to the form in which they are shown.
     """
     names = list(known)
     alike = [each for each in names if each.casefold() == name.casefold()]

@@ -1,7 +1,7 @@
-"""Files that are whole at every moment, whatever happens: the old one or the new one.
+"""Files that are always whole: the old one or the new one.
 
-A file is written beside its target, flushed to the disk, and takes the target's name in one step;
-then the folder is flushed too, since that step is an entry of the folder.
+A file is written beside its target, flushed to the disk, and renamed to the target in one step.
+Then the folder is flushed too, since a name is an entry of the folder.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ TEMPORARY = ".tmp"  # suffix of a file being written; left behind by kill -9, th
 
 
 def replace(target: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write one file. An OSError leaves what was there as it was."""
+    """Write one file. After an OSError the old file is unchanged."""
     replace_all(target.parent, [(target.name, content)], mode)
 
 
 def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]], mode: int = 0o666) -> None:
-    """Write files, name and content, which may be made one by one as they are needed.
+    """Write files, given as pairs of name and content, which may come from a generator.
 
-    All temporary files are on the disk before the first of them takes its name, so a full disk
-    changes nothing.
+    All temporary files are on the disk before the first is renamed, so a full disk changes nothing.
     """
     temporary: dict[str, Path] = {}
     try:
@@ -47,7 +46,7 @@ def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]], mode: int =
 
 
 def write(handle: int, content: bytes) -> None:
-    """All of `content`, on the disk and not only on its way: write, then fsync."""
+    """Write all of `content`, then fsync."""
     view = memoryview(content)
     while view:
         view = view[os.write(handle, view) :]
@@ -55,7 +54,7 @@ def write(handle: int, content: bytes) -> None:
 
 
 def flush(folder: Path) -> None:
-    """Names that files of a folder have taken or lost, on the disk."""
+    """Flush the names in a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -64,17 +63,16 @@ def flush(folder: Path) -> None:
 
 
 def refuse_existing(folder: Path, hint: str, *, among: Collection[str] = ()) -> None:
-    """Refuse to write where there are files: nothing is overwritten by a slip, nor mixed.
+    """Refuse a folder that is not empty, so that nothing is overwritten or mixed by mistake.
 
-    A folder that is new or empty will do. With `among`, only these files are in the way.
-    The sentence ends with the hint, which says what to do.
+    With `among`, only these files count. `hint` says what to do.
     """
     if not folder.exists():
         return
     if not folder.is_dir():
         raise UserError(f"{folder} is a file; {hint}.")
     try:
-        # What an interrupted attempt has left has a name that is about to be written.
+        # Temporary files of an interrupted attempt will be overwritten.
         names = [name for name in os.listdir(folder) if not name.endswith(TEMPORARY)]
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}; {hint}.") from error
@@ -84,7 +82,7 @@ def refuse_existing(folder: Path, hint: str, *, among: Collection[str] = ()) -> 
 
 
 def write_folder(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:
-    """`replace_all` for a user's folder, which is made where it is missing."""
+    """`replace_all` for a user's folder, which is created if it is missing."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

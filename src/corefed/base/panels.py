@@ -1,4 +1,4 @@
-"""Figures drawn without a window."""
+"""Matplotlib figures without a window."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 
 def panels(number: int) -> tuple[Any, Any]:
-    """A figure drawn without a window, and its axes side by side."""
-    from matplotlib.figure import Figure
+    """A figure, and its axes side by side."""
+    from matplotlib.figure import Figure  # takes half a second
 
     figure = Figure(figsize=(5 * number + 1, 3.8), layout="constrained")
     return figure, figure.subplots(1, number, squeeze=False)[0]

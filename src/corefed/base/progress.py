@@ -1,7 +1,7 @@
-"""Progress of long work, on stderr: bars on a terminal, plain lines elsewhere.
+"""Progress on stderr: bars on a terminal, plain lines elsewhere.
 
-Only this module knows how bars are drawn. rich draws them; it is imported when bars are asked for,
-since it takes a tenth of a second, and training works without it.
+rich draws the bars. It is imported when they are needed, since it takes a tenth of a second, and
+training works without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Bars:
     def show(
         self, title: str, done: int, total: int | None, text: str = "", *, line: str = ""
     ) -> None:
-        """Move a bar. `text` stands beside it; without one, the numbers done and in total do.
+        """Move a bar. `text` stands beside it, by default `done/total`.
 
         `line` is printed where there is no terminal.
         """
@@ -51,7 +51,7 @@ def bars(
     *, keep: bool = False, silent: bool = False, console: Console | None = None
 ) -> Iterator[Bars]:
     """Bars that stay on the screen at the end (`keep`) or go. `silent` shows nothing at all."""
-    drawn = None if silent else _drawn(keep, console)
+    drawn = None if silent else _make_bars(keep, console)
     try:
         yield Bars(drawn, silent)
     finally:
@@ -68,10 +68,10 @@ def track(items: Sequence[Item], title: str, console: Console | None = None) -> 
         shown.show(title, len(items), len(items))
 
 
-def _drawn(keep: bool, console: Console | None) -> Progress | None:
+def _make_bars(keep: bool, console: Console | None) -> Progress | None:
     """None where there is no terminal, or no rich."""
     try:
-        from rich import progress
+        from rich import progress  # see the top of the file
         from rich.console import Console
     except ImportError:
         return None

@@ -1,8 +1,8 @@
 """Randomness is an argument, made from (seed, round, client, purpose).
 
-Each client has a stream of its own for each purpose, so its draws do not depend on which other
-clients are in the call, in what order, or how they were chunked: the loop and the vmap runtime
-consume the same numbers, and a resumed run continues with those of the run that was killed.
+Each client has its own stream for each purpose, so its draws do not depend on the other clients in
+the call, their order, or the chunks. The loop and the vmap runtime consume the same numbers, and a
+resumed run continues with the numbers of the interrupted one.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def generator(
 
 
 WORTH_THREADS = 1 << 16
-"""Normals below which handing rows to threads costs more than it saves."""
+"""Numbers of normals from which threads save time."""
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """A CPU generator is serial, but each client has its own: clients are drawn side by side."""
+    """A CPU generator is serial, but each client has its own: threads draw for several at once."""
     return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="corefed-noise")
 
 
 class Who(NamedTuple):
-    """One simulated client: the run's seed it belongs to, and its number there."""
+    """One simulated client: its seed, and its number."""
 
     seed: int
     client: int
@@ -53,8 +53,8 @@ class Who(NamedTuple):
 class Streams:
     """The random streams of C clients in one round.
 
-    `device` is where the results are wanted, `source` where they are drawn. They are the same
-    unless a test wants a GPU to consume the CPU's numbers.
+    Numbers are drawn on `source` and moved to `device`. The two are the same, except in tests where
+    a GPU consumes the CPU's numbers.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Streams:
         self._parent: tuple[Streams, list[int]] | None = None
 
     def generators(self, purpose: str, *, host: bool = False) -> list[torch.Generator]:
-        """One generator a client; a second call with the same purpose goes on where it was.
+        """One generator per client; a second call with the same purpose returns the same ones.
 
-        `host` asks for CPU generators whatever the device, for indices drawn on the host.
+        `host` asks for CPU generators on any device, for indices drawn on the host.
         """
         if self._parent is not None:
             parent, rows = self._parent
@@ -107,11 +107,11 @@ class Streams:
         return out.to(self.device)
 
     def restart(self) -> Streams:
-        """The same streams from their beginning, for two branches that must draw alike."""
+        """The same streams from the start, for two branches that must draw the same numbers."""
         return Streams(self.who, self.round, self.device, self.source)
 
     def subset(self, rows: Sequence[int]) -> Streams:
-        """The streams of some of these clients; what one draws moves the other on."""
+        """The streams of some of these clients; both share the same generators."""
         child = Streams([self.who[r] for r in rows], self.round, self.device, self.source)
         child._parent = (self, list(rows))
         return child

@@ -94,7 +94,7 @@ class Setting:
     name: str
     group: str  # the field that holds its dataclass; "" where it is in none
     kind: Any  # its type, without what stands beside it
-    default: Any  # MISSING where it must be given
+    default: Any  # MISSING if it must be given
     range: Range | None
     unit: str
     ablation: bool
@@ -134,7 +134,7 @@ class Setting:
 
 def list_settings(cls: type) -> tuple[Setting, ...]:
     """Every setting of a dataclass in the order of its fields, those of groups in their place."""
-    return _listed(cls)
+    return _listed(cls)  # a cached function would refuse type[Any]
 
 
 @cache
@@ -149,7 +149,7 @@ def _listed(cls: type) -> tuple[Setting, ...]:
 
 
 def _declared(cls: type[Any], group: str = "", given: object = MISSING) -> Iterator[Setting]:
-    """`given` is the group's own value, where its field has one: its fields are the defaults."""
+    """`given` is the default of the group, whose fields are the defaults of its settings."""
     plain, annotated = get_type_hints(cls), get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         kind, beside = plain[field.name], getattr(annotated[field.name], "__metadata__", ())

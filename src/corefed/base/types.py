@@ -41,7 +41,7 @@ class ClientData(NamedTuple):
 
     @property
     def size(self) -> Tensor:
-        """[C] number of real points a client has. Only meaningful before a subset is chosen."""
+        """[C] number of real points per client. Only meaningful before a subset is chosen."""
         return (self.weight > 0).sum(-1)
 
 

@@ -1,10 +1,10 @@
-"""Bayesian coresets: a small weighted subset whose log-likelihood stands in for all data's.
+"""Bayesian coresets: small weighted subsets whose log-likelihood stands in for that of all data.
 
 May import bayes and the rooms below it.
 
-`build` makes one for any PyTorch model, `Coreset` is what it makes, `SOLVERS` are the ways to it.
-Importing this package costs nothing: the names below are fetched, and torch with them, when they
-are first used. (`build` lives in `engine.py`: a module of the same name would shadow it.)
+`build` makes a `Coreset` for any PyTorch model with one of the `SOLVERS`. The names below, and
+torch, are imported when they are first used. (`build` is in `engine.py`: a module of the same name
+would shadow it.)
 """
 
 from importlib import import_module

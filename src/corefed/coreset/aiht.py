@@ -25,8 +25,8 @@ from corefed.coreset.problem import Problem, Solution, divide, largest, norm2
 ITERATIONS = 300
 TOLERANCE = 1e-5
 PATIENCE = 10
-"""It has settled when f changed by less than TOLERANCE of ||y||^2 on PATIENCE iterations in a row;
-on one alone it often just pauses."""
+"""Converged when f changed by less than TOLERANCE times ||y||^2 on PATIENCE iterations in a row; a
+single small change is often only a pause."""
 
 
 def solve(
@@ -39,11 +39,10 @@ def solve(
     debias: bool = False,
     momentum: bool = True,
 ) -> Solution:
-    """A-IHT. With `debias` A-IHT II, which makes one exact step on the new support after each
-    projection; without `momentum` (tau = 0) plain IHT (Blumensath and Davies, 2009) with exact
-    steps, the baseline that shows what acceleration is worth.
+    """A-IHT. With `debias` A-IHT II: one exact step on the new support after each projection.
+    Without `momentum` (tau = 0) plain IHT (Blumensath and Davies, 2009) with exact steps.
 
-    A `tolerance` below 0 makes all the iterations.
+    With a `tolerance` below 0 all iterations are made.
     """
     points, y, k, mask = problem
     most = problem.most
@@ -79,7 +78,7 @@ def solve(
         phi_z = phi_next + tau * change
         w, phi_w = w_next, phi_next  # line 10
         f = norm2(y - phi_w)
-        better = (f < best_f) & ~settled  # a client that settled is as it would be alone
+        better = (f < best_f) & ~settled  # a converged client stays as it would be alone
         best = torch.where(better.unsqueeze(-1), w, best)
         best_f = torch.where(better, f, best_f)
         calm = torch.where((previous - f).abs() <= tolerance * scale, calm + 1, 0)
@@ -92,8 +91,10 @@ def solve(
 
 
 def project(z: Tensor, k: Tensor, most: int, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Line 7: keep the k largest entries and clamp at 0, with where they are [C, most]. Largest,
-    not largest in size: those below 0 would be clamped away, so this is the exact projection."""
+    """Line 7: the k largest entries, clamped at 0, and their indices [C, most].
+
+    Not the largest in magnitude: negative ones would be clamped to 0. This projection is exact.
+    """
     top = z.masked_fill(~mask, -torch.inf).topk(most, dim=-1)
     wanted = torch.arange(most, device=z.device) < k.unsqueeze(-1)
     kept = top.values.clamp_min(0.0) * wanted
@@ -103,7 +104,8 @@ def project(z: Tensor, k: Tensor, most: int, mask: Tensor) -> tuple[Tensor, Tens
 def line_search(gradient: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
     """argmin_mu f(z - mu g) = ||g||^2 / (2 ||Phi g||^2) for g the gradient on its own support: [C].
 
-    In units of the largest entry: squares of float32 gradients leave its range both ways."""
+    In units of the largest entry, since squares of float32 gradients can over- and underflow.
+    """
     unit = divide(gradient, gradient.abs().amax(-1, keepdim=True))
     return divide(norm2(unit), 2 * norm2(apply(unit)))
 

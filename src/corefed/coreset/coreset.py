@@ -1,12 +1,12 @@
-"""A coreset: which points, with what weights, and how well they stand in for all of them.
+"""A coreset: points, weights, and how well they stand in for all data.
 
 On disk (`save`, `load`) it is a folder of
 
     coreset.safetensors   indices, weights, and the log-likelihoods that the picture shows
     coreset.json          the diagnostics
-    coreset.csv           index,weight, for everything that is not Python
+    coreset.csv           index,weight, for other programs
 
-and never a data point: those may be private, and the indices find them again.
+It never contains data points, which may be private; their indices are enough.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from corefed import __version__
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.coreset import likelihoods, modules, sources
+from corefed.coreset import likelihoods, modules, picture, sources
 from corefed.coreset.draws import wrap_stacked
 from corefed.coreset.likelihoods import LogLikelihood
 
@@ -36,7 +36,7 @@ TENSORS, ABOUT, TABLE = "coreset.safetensors", "coreset.json", "coreset.csv"
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """How the coreset was made and what it is worth. Errors are ||y - Phi w||^2 / ||y||^2."""
+    """How the coreset was made, and its quality. Errors are ||y - Phi w||^2 / ||y||^2."""
 
     n: int  # points of the data
     size: int  # points asked for (k)
@@ -44,9 +44,9 @@ class Diagnostics:
     solver: str
     draws: int  # S, those the weights were fitted on
     fresh_draws: int  # those the error below is measured on
-    fitted_error: float  # on the draws it was fitted on: flatters
+    fitted_error: float  # on the fitted draws: too small
     held_out_error: float  # on fresh draws: the coreset's quality
-    uniform_error: float  # expected on the fresh draws of k points at random with weights n/k
+    uniform_error: float  # expected on fresh draws for k random points with weights n/k
     ratio: float  # held_out_error / uniform_error
     degenerate: bool  # S - 1 <= k: an exact zero exists, and the fitted error means nothing
     shrink: float  # strength of the pull of the weights towards n/k
@@ -80,11 +80,11 @@ class Coreset:
         return f"Coreset({d.kept} of {d.n} points, held-out error {d.held_out_error:.3g})"
 
     def __str__(self) -> str:
-        return describe(self)
+        return _describe(self)
 
     def log_likelihood(self, theta: Any, *, stacked: bool = False) -> Tensor:
-        """sum_j w_j log p_theta(D_j): a number, differentiable in theta; or with `stacked`, one
-        for each of the draws stacked in theta, without gradients."""
+        """sum_j w_j log p_theta(D_j), differentiable in theta. With `stacked` theta is a stack of
+        draws, and the result has one value per draw, without gradients."""
         if self.call is None or self.points is None:
             raise UserError(
                 "This coreset was loaded without its points; attach(log_likelihood, data) first."
@@ -108,11 +108,11 @@ class Coreset:
             raise UserError(
                 f"The data have {source.n} points; the coreset was built from {self.diagnostics.n}."
             )
-        call = modules.function_of(log_likelihood, likelihood, noise)
+        call = modules.as_log_likelihood(log_likelihood, likelihood, noise)
         return dataclasses.replace(self, call=call, points=source.take(self.indices.cpu()))
 
     def subset(self, dataset: Any) -> WeightedSubset:
-        """The chosen items of a data set as (x, y, w), for a DataLoader."""
+        """The coreset's items of a data set as (x, y, w), for a DataLoader."""
         subset = WeightedSubset(dataset, self.indices, self.weights)
         if len(subset.dataset) != self.diagnostics.n:
             raise UserError(
@@ -122,7 +122,7 @@ class Coreset:
         return subset
 
     def save(self, folder: str | Path, note: Mapping[str, object] | None = None) -> None:
-        """Write the three files, `note` into the JSON; when that fails, the folder is as it was."""
+        """Write the three files, with `note` in the JSON. A failure leaves the folder as it was."""
         files.write_folder(Path(folder), encode(self, note).items())
 
     @staticmethod
@@ -132,9 +132,9 @@ class Coreset:
 
     def plot(self, path: str | Path) -> None:
         """Draw the three panels of `picture.py` into a file whose suffix names the format."""
-        from corefed.coreset import picture
-
-        picture.draw(self, Path(path))
+        target = Path(path)
+        content = picture.render(self, target.suffix.lstrip(".") or "png")
+        files.write_folder(target.parent, [(target.name, content)])
 
 
 class WeightedSubset(Dataset[tuple[Any, Any, Tensor]]):
@@ -148,7 +148,7 @@ class WeightedSubset(Dataset[tuple[Any, Any, Tensor]]):
             raise UserError("A weighted subset needs a data set with a length and an index.")
         self.dataset = dataset
         self.indices = torch.as_tensor(indices, dtype=torch.int64).tolist()
-        # A tensor, not a float: a DataLoader would collate floats as float64.
+        # Tensors, because a DataLoader would collate floats as float64.
         self.weights = torch.as_tensor(weights).detach().cpu().to(torch.float32)
         if len(self.indices) != len(self.weights):
             raise UserError(f"{len(self.indices)} indices but {len(self.weights)} weights.")
@@ -162,24 +162,26 @@ class WeightedSubset(Dataset[tuple[Any, Any, Tensor]]):
 
 
 _BUDGET = 1 << 22
-"""Numbers of intermediate results at once when a stack of draws is evaluated: 16 MiB."""
+"""Intermediate numbers at once when a stack of draws is evaluated: 16 MiB."""
 
 
-def describe(coreset: Coreset) -> str:
-    """A few lines for a person, the honest figure first."""
+def _describe(coreset: Coreset) -> str:
+    """A few lines for a person, the error on fresh draws first."""
     d = coreset.diagnostics
     least, most = float(coreset.weights.min()), float(coreset.weights.max())
     stop = "converged" if d.converged else "stopped at its bound"
+    iterations = f"{d.iterations} iteration{'' if d.iterations == 1 else 's'}"
+    share = f"{100 * d.ratio:.2g} % of that" if d.ratio < 1 else f"{d.ratio:.3g} times that"
     lines = [
         f"Coreset of {d.kept:,} of {d.n:,} points ({100 * d.kept / d.n:.3g} %) by {d.solver} on "
         f"{d.draws:,} draws, seed {d.seed}",
         f"  error on {d.fresh_draws} fresh draws   {d.held_out_error:.3g}; a uniform subset of "
-        f"{d.size:,} expects {d.uniform_error:.3g} ({_times(d)})",
+        f"{d.size:,} expects {d.uniform_error:.3g} ({share})",
         f"  error on the fitted ones  {d.fitted_error:.3g}",
-        f"  weights  sum {d.weight_sum:,.0f}, from {_figure(least)} to {_figure(most)}; "
-        f"n/k is {_figure(d.n / d.kept)}" + (f"; shrunk by {d.shrink:g}" if d.shrink > 0 else ""),
+        f"  weights  sum {d.weight_sum:,.0f}, from {_format(least)} to {_format(most)}; "
+        f"n/k is {_format(d.n / d.kept)}" + (f"; shrunk by {d.shrink:g}" if d.shrink > 0 else ""),
         f"  time     {d.potentials_seconds:.1f} s potentials ({d.store}), "
-        f"{d.solver_seconds:.1f} s solver ({_plural(d.iterations, 'iteration')}, {stop})",
+        f"{d.solver_seconds:.1f} s solver ({iterations}, {stop})",
     ]
     if d.degenerate:
         lines.append(
@@ -189,7 +191,7 @@ def describe(coreset: Coreset) -> str:
     if d.weight_sum > 3 * d.n:
         lines.append(
             f"  The weights sum to {d.weight_sum / d.n:.3g} n: points that hardly change over the "
-            "draws stand for more than all data. A little shrinkage (shrink=1e-6) tames them."
+            "draws have weights that are too large. A little shrinkage (shrink=1e-6) helps."
         )
     if d.ratio > 1 and d.solver != "uniform":
         lines.append(
@@ -198,23 +200,15 @@ def describe(coreset: Coreset) -> str:
     return "\n".join(lines)
 
 
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _times(d: Diagnostics) -> str:
-    return f"{100 * d.ratio:.2g} % of that" if d.ratio < 1 else f"{d.ratio:.3g} times that"
-
-
-def _figure(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def encode(coreset: Coreset, note: Mapping[str, object] | None = None) -> dict[str, bytes]:
-    """name -> bytes of the three files."""
+    """The three files: name -> bytes."""
     if find_spec("safetensors") is None:
         raise UserError("Saving a coreset needs safetensors: pip install safetensors.")
-    from safetensors.torch import save
+    from safetensors.torch import save  # optional
 
     tensors = {name: getattr(coreset, name) for name in _SAVED}
     about = {
@@ -235,8 +229,8 @@ _SAVED = ("indices", "weights", "full", "approximate")
 
 
 def decode(folder: Path) -> Coreset:
-    """The coreset in a folder, refused with a sentence unless its files are whole and agree."""
-    from safetensors import SafetensorError
+    """The coreset in a folder; a UserError if its files are damaged or do not agree."""
+    from safetensors import SafetensorError  # optional
     from safetensors.torch import load
 
     try:

@@ -9,12 +9,12 @@
 | a `bayes.regression.Normal(mean, covariance)`       | that Gaussian, with its covariance        |
 | an object with .sample(shape)                       | a distribution of torch.distributions     |
 
-A distribution gives as many draws as asked for, and fresh ones to judge by. Of a list of draws the
-last fifth, and at least two, is held out to judge by: in one block, because neighbours in a Markov
-chain resemble each other and a draw between two fitted ones would flatter the coreset.
+A distribution gives as many draws as needed, to fit and to judge by. Of a list of draws the last
+fifth, and at least two, is held out to judge by. It is one block, because neighbours in a Markov
+chain are similar: a draw between two fitted ones would flatter the coreset.
 
-A draw has a random stream of its own, so it is the same in whatever blocks the draws are made; a
-posterior too wide to keep S draws in memory makes them anew for each chunk of points.
+Each draw has its own random stream, so it is the same in whatever blocks the draws are made. If S
+draws do not fit into memory, they are made again for each chunk of points.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from torch import Tensor, nn
 
 from corefed.base import rng
 from corefed.base.errors import UserError
-from corefed.bayes import gaussian
 from corefed.bayes.regression import Normal
 
 Theta = Tensor | dict[str, Tensor]
 """One draw, or many stacked along the first axis: one tensor, or tensors by name."""
 
 LEAST = 4
-"""Two draws to fit and two to judge by: centred potentials of one draw are zero."""
+"""Two draws to fit and two to judge by: the centred potentials of one draw are zero."""
 
 
 class MeanField(NamedTuple):
@@ -43,13 +42,6 @@ class MeanField(NamedTuple):
 
     mean: Any
     scale: Any
-
-    @classmethod
-    def of(cls, v: Tensor) -> MeanField:
-        """From corefed's own posterior v [2, P], (mu, rho) with sigma = softplus(rho)."""
-        if v.dim() != 2 or len(v) != 2:
-            raise UserError(f"A posterior (mu, rho) has shape [2, P], not {list(v.shape)}.")
-        return cls(v[0], gaussian.sigma(v[1]))
 
 
 class Draws(NamedTuple):
@@ -60,26 +52,24 @@ class Draws(NamedTuple):
     block: Callable[[int, int], Theta]
 
 
-class Posterior(NamedTuple):
-    """Either `make`, for as many draws as wanted, or the `fixed` draws there are."""
-
-    make: Callable[[int, int, str], Draws] | None  # (count, seed, purpose)
-    fixed: Draws | None
+MakeDraws = Callable[[int, int, str], Draws]
+"""(count, seed, purpose) -> as many draws as wanted."""
+Posterior = Draws | MakeDraws
 
 
 def interpret(draws: object) -> Posterior:
     """What the user gave, by the table above."""
     if isinstance(draws, Normal):
-        return Posterior(_normal(draws.mean, torch.linalg.cholesky(draws.covariance)), None)
+        return _normal(draws.mean, torch.linalg.cholesky(draws.covariance))
     if isinstance(draws, MeanField) or (isinstance(draws, tuple) and len(draws) == 2):
-        return Posterior(_normal(*draws), None)
+        return _normal(*draws)
     if isinstance(draws, Tensor | np.ndarray | Mapping):
-        return Posterior(None, wrap_stacked(draws))
+        return wrap_stacked(draws)
     if isinstance(draws, Sequence) and not isinstance(draws, str):
-        return Posterior(None, _one_by_one(draws))
+        return _one_by_one(draws)
     sample = getattr(draws, "sample", None)
     if callable(sample) and not isinstance(draws, nn.Module):
-        return Posterior(_sampled(sample), None)
+        return _sampled(sample)
     raise UserError(
         f"draws is a {type(draws).__name__}; give stacked draws, a list of draws or state_dicts, "
         "a (mean, scale) pair, or a distribution with .sample()."
@@ -89,23 +79,21 @@ def interpret(draws: object) -> Posterior:
 def split(posterior: Posterior, samples: int, fresh: int, seed: int) -> tuple[Draws, Draws]:
     """Draws to fit and draws to judge by; never the same ones.
 
-    Of fixed draws, `samples` bounds those fitted, taken at even distances.
+    Of given draws, `samples` bounds those fitted, taken at even distances.
     """
-    if posterior.make is not None:
-        return posterior.make(samples, seed, "fitted"), posterior.make(fresh, seed, "fresh")
-    fixed = posterior.fixed
-    assert fixed is not None
-    if fixed.number < LEAST:
+    if not isinstance(posterior, Draws):
+        return posterior(samples, seed, "fitted"), posterior(fresh, seed, "fresh")
+    number = posterior.number
+    if number < LEAST:
         raise UserError(
-            f"There are {fixed.number} draws; a coreset needs at least {LEAST}: two to fit the "
+            f"There are {number} draws; a coreset needs at least {LEAST}: two to fit the "
             "weights and two, held out, to judge them by."
         )
-    held_out = max(2, fixed.number // 5)
-    available = fixed.number - held_out
+    available = number - max(2, number // 5)
     count = min(available, samples) if samples else available
     chosen = [s * available // count for s in range(count)]
-    fitted = fixed if count == available else _some(fixed, chosen)
-    return fitted._replace(number=count), _some(fixed, list(range(available, fixed.number)))
+    fitted = posterior if count == available else _some(posterior, chosen)
+    return fitted._replace(number=count), _some(posterior, list(range(available, number)))
 
 
 def hold(draws: Draws, device: torch.device, limit: int) -> Draws:
@@ -127,7 +115,7 @@ def wrap_stacked(theta: object) -> Draws:
     counts = {len(t) if t.dim() else 0 for t in leaves(theta)}
     if len(counts) != 1 or counts == {0}:
         raise UserError(
-            "Stacked draws share their first axis, one entry a draw; these have lengths "
+            "Stacked draws share their first axis, one entry per draw; these have lengths "
             f"{sorted(counts)}."
         )
     for t in leaves(theta):
@@ -141,7 +129,7 @@ def wrap_stacked(theta: object) -> Draws:
 
 
 def refuse_equal(draws: Draws) -> None:
-    """Draws that are all the same say nothing about how the likelihood changes."""
+    """Refuse draws that are all the same."""
     first = leaves(draws.block(0, 1))
     for s in range(1, draws.number):
         other = leaves(draws.block(s, s + 1))
@@ -164,7 +152,7 @@ def leaves(theta: Theta) -> list[Tensor]:
     return [theta] if isinstance(theta, Tensor) else list(theta.values())
 
 
-def _normal(mean: object, scale: object) -> Callable[[int, int, str], Draws]:
+def _normal(mean: object, scale: object) -> MakeDraws:
     mean = _floating(mean)
     if isinstance(scale, int | float):
         value = float(scale)
@@ -214,7 +202,7 @@ def _check_scale(mean: Theta, scale: Theta, triangular: bool) -> None:
 
 
 def _one_by_one(items: Sequence[object]) -> Draws:
-    """A list with a draw in each place; stacked a block at a time, never all twice."""
+    """A list of draws; stacked a block at a time, so that memory never holds them twice."""
     if not items:
         raise UserError("The list of draws is empty.")
     rows = [_floating(i.state_dict() if isinstance(i, nn.Module) else i) for i in items]
@@ -227,8 +215,8 @@ def _one_by_one(items: Sequence[object]) -> Draws:
     return Draws(len(rows), width, lambda start, stop: _stack(rows[start:stop]))
 
 
-def _sampled(sample: Callable[[torch.Size], Any]) -> Callable[[int, int, str], Draws]:
-    """torch.distributions draw from the global generators: lent for one call, then put back."""
+def _sampled(sample: Callable[[torch.Size], Any]) -> MakeDraws:
+    """torch.distributions use the global generators, whose state is put back after the call."""
 
     def make(count: int, seed: int, purpose: str) -> Draws:
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -243,7 +231,7 @@ def _sampled(sample: Callable[[torch.Size], Any]) -> Callable[[int, int, str], D
 
 
 def _floating(theta: object) -> Theta:
-    """Detached floating tensors; whole-number buffers of a state_dict are not part of a draw."""
+    """Detached floating-point tensors; integer buffers of a state_dict are not part of a draw."""
     if isinstance(theta, np.ndarray):
         theta = torch.tensor(theta)
     if isinstance(theta, Tensor) and theta.is_floating_point():

@@ -1,13 +1,13 @@
 """`build`: a coreset for any PyTorch model, from one pass over the data.
 
-    potentials   one pass over the data, in chunks: those of the fitted draws go to the store, of
+    potentials   one pass over the data, in chunks: those of the fitted draws go to the store; for
                  the fresh draws only two sums are kept
     solver       works on the store; see `problem.py`
     judgement    the fresh potentials of the k chosen points, against the sums of all points
 
-Memory: a quarter of `memory_mb` at most for draws, a quarter for a pass, half for potentials in
-memory or 16 MiB for those on disk; beside it k x S numbers for the support, a few vectors of n
-numbers for the solver, and what the user's data take.
+Memory: at most a quarter of `memory_mb` for draws, a quarter for a pass, and half for potentials in
+memory (16 MiB for those on disk). In addition k x S numbers for the support, a few vectors of n
+numbers for the solver, and the user's data.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from corefed.base import rng
+from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.coreset import likelihoods, modules, passes, solvers, sources
 from corefed.coreset.coreset import Coreset, Diagnostics
@@ -46,9 +47,10 @@ Resample = Callable[[Tensor, Tensor, int, torch.Generator], Any]
 
 STORES = ("auto", "memory", "disk", "recompute")
 FRESH = 100
-"""Fresh draws, where draws can be made: their error is known to about sqrt(2 / 100) of itself."""
+"""Fresh draws, where draws can be made: the relative error of their error is about
+sqrt(2 / 100)."""
 MANY, MINIMUM = 4, 400
-"""Fitted draws where they can be made: MANY k, and at least MINIMUM. On a logistic regression of 20
+"""Fitted draws, if draws can be made: MANY k, and at least MINIMUM. On a logistic regression of 20
 coefficients with k = 100 the error on fresh draws is 0.075, 0.019, 0.0084 and 0.0046 with S = 2k,
 4k, 8k and 16k."""
 CHUNK = 4096
@@ -80,17 +82,17 @@ def build(
 ) -> Coreset:
     """A weighted subset of `data` whose log-likelihood follows that of all data over `draws`.
 
-    log_likelihood  a function of (theta, x, y) with one value a point, or an nn.Module, whose
+    log_likelihood  a function of (theta, x, y) with one value per point, or an nn.Module, whose
                     output is read by `likelihood`: "categorical", "gaussian" (with `noise`), a
                     function of (output, y), or "auto": categorical where y are whole numbers
     draws           the posterior, see `draws.py`
     data            (x, y), a Dataset or a DataLoader, see `sources.py`
-    size            points to keep, or as a float in (0, 1) a part of all
+    size            points to keep, or a float in (0, 1): the part to keep
     solver          one of `SOLVERS`; "sparse-vi" also needs `resample`
     samples         draws to fit on (S); 0 takes max(4k, 400), or of a list of draws all but the
                     last fifth, which is held out
-    shrink          pull of the weights towards n/k, k the points kept: 0 none; "auto" none,
-                    but where S < 2k what four fifths of the draws say of the last
+    shrink          pull of the weights towards n/k, k the points kept: 0 none; "auto" none if
+                    S >= 2k, else chosen by cross-validation over the draws
     device          where to compute; None is where the draws are
     chunk           points of a pass at once; 0 chooses by `memory_mb`
     store           where potentials are kept: "memory", "disk" (a file in `scratch`), "recompute"
@@ -107,7 +109,7 @@ def build(
     source = sources.adapt(data, dtype)
     k = _number(size, source.n)
     fitted, fresh = _draws(posterior, k, source.n, samples, seed, where, memory)
-    call = modules.function_of(log_likelihood, likelihood, noise)
+    call = modules.as_log_likelihood(log_likelihood, likelihood, noise)
     with torch.no_grad(), passes.exact_products(), ExitStack() as stack:
         x, y = next(iter(source.batches(likelihoods.PROBE)))
         move = passes.mover(where)
@@ -118,7 +120,7 @@ def build(
         sink = passes.sink_for(kind, work, fitted, folder)
         stack.callback(sink.close)
         begun = time.perf_counter()
-        total, check = passes.survey(work, fitted, fresh, sink, show)
+        total, check = passes.survey(work, fitted, sink, fresh, show)
         surveyed = time.perf_counter()
         show("solving", 0, 1)
         problem = passes.as_problem(sink.points(), total, k)
@@ -226,24 +228,18 @@ def _place(
     posterior: Posterior, device: str | torch.device | None
 ) -> tuple[torch.device, torch.dtype]:
     """Where to compute, and the precision of the draws."""
-    make, fixed = posterior
-    one = fixed if fixed is not None else make(1, 0, "shape") if make is not None else None
-    assert one is not None
+    one = posterior if isinstance(posterior, Draws) else posterior(1, 0, "shape")
     first = leaves(one.block(0, 1))[0]
-    if device is None:
-        return first.device, first.dtype
     if isinstance(device, str):
-        from corefed.base.device import device_for
-
         device = device_for(device)
-    return device, first.dtype
+    return first.device if device is None else device, first.dtype
 
 
 def _draws(
     posterior: Posterior, k: int, n: int, samples: int, seed: int, where: torch.device, memory: int
 ) -> tuple[Draws, Draws]:
     """Draws to fit and to judge by. With S - 1 <= k the fit is degenerate."""
-    if posterior.make is not None:
+    if not isinstance(posterior, Draws):
         samples = samples or max(MANY * k if k < n else 0, MINIMUM)
     fitted, fresh = split(posterior, samples, FRESH, seed)
     refuse_equal(fitted)
@@ -266,7 +262,7 @@ def _store(wanted: str, size: int, memory: int, scratch: Path | None) -> str:
 def _pull(
     shrink: float | str, solver: str, problem: Problem, chosen: Tensor, plain: Tensor
 ) -> float:
-    """Weights that the draws do not determine go to n/k, not to 0 or to infinity."""
+    """The shrinkage: weights that the draws do not determine go to n/k, not to 0 or infinity."""
     _, n, draws = problem.points.shape
     if problem.most == n:
         return 0.0
@@ -294,7 +290,7 @@ def _resampler(
     scratch: Path | None,
 ) -> Callable[[Tensor, int], Problem]:
     """sparse-vi's (w, step) -> Problem: draws from the user, and a pass over the data each time."""
-    before = stack.enter_context(ExitStack())  # holds the store of the last step, until the next
+    before = stack.enter_context(ExitStack())  # closes the store of the previous step
 
     def again(w: Tensor, step: int) -> Problem:
         before.close()
@@ -304,6 +300,6 @@ def _resampler(
         held = hold(drawn, work.device, 0)
         sink = passes.sink_for(kind, work, held, scratch)
         before.callback(sink.close)
-        return passes.as_problem(sink.points(), passes.fill(work, held, sink), k)
+        return passes.as_problem(sink.points(), passes.survey(work, held, sink)[0], k)
 
     return again

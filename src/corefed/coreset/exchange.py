@@ -1,12 +1,11 @@
 """Forward selection in blocks, then exchanges: the default.
 
-Points join by how much they lower f when the weights of all chosen points follow
-(`support.joined_best`), k/20 at a time. Forward selection never takes a choice back, and its early
-points were chosen while most of y was unexplained. So after it, m points join, all weights are
-fitted anew, the points whose loss would cost least go, and the rest are fitted again; what lowers f
-is kept. When neither the m best candidates nor the next m help, m is halved; when that is so of
-single points, it has ended. f falls at every step that is kept, so it is never above that of the
-selection it started from.
+Points join by how much they lower f when all weights are refitted (`support.joined_best`), k/20 at
+a time. Forward selection never takes a choice back, and its early points were chosen while most of
+y was unexplained. So exchanges follow: m points join, all weights are refitted, the points that are
+cheapest to lose go, and the rest are refitted. The result is kept if it lowers f. When neither the
+m best candidates nor the next m help, m is halved; it ends when single points do not help. f falls
+at every step that is kept, so it is never above that of forward selection.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from corefed.coreset.problem import Problem, Solution, norm2
 
 ITERATIONS = 200
 STEPS = 10 * BLOCKS
-"""Of forward selection, which needs BLOCKS if no weight comes out 0."""
+"""Bound on the steps of forward selection, which needs BLOCKS if no weight becomes 0."""
 WORTH = 1e-3
-"""A step must lower f by this part of it."""
+"""The part of f by which a step must lower it."""
 TRIES = 2
 """Sets of candidates tried at one m."""
 
@@ -34,7 +33,7 @@ def solve(
     k, most = problem.k, iterations or ITERATIONS
     chosen, started = forward(problem)
     f = norm2(chosen.residual(problem))
-    # Where no further point helped, f is rounding, and so is what an exchange would find.
+    # Where no further point helped, f is rounding, and exchanges would fit rounding.
     swaps = (-(-k // 4)).masked_fill(chosen.size < k, 0)
     tried = torch.zeros_like(k)
     iteration = 0
@@ -57,7 +56,7 @@ def solve(
 
 
 def forward(problem: Problem) -> tuple[support.Support, int]:
-    """k points in blocks of k/20, fewer where no further point helps, and the steps it took."""
+    """k points in blocks of k/20, fewer where no further point helps, and the number of steps."""
     k = problem.k
     block, none = -(-k // BLOCKS), torch.zeros_like(k)
     chosen, done = support.empty(problem), k <= 0
@@ -68,7 +67,7 @@ def forward(problem: Problem) -> tuple[support.Support, int]:
         before = norm2(chosen.residual(problem))
         grown = support.refitted(support.joined_best(problem, chosen, room, none))
         f = norm2(grown.residual(problem))
-        # None joined, or as many leave as join: near an exact fit there is no end to that.
+        # None joined, or as many left as joined, which never ends near an exact fit.
         stuck = (f >= before) | ((f >= (1 - WORTH) * before) & (grown.size <= chosen.size))
         chosen = support.kept(grown, grown.x > 0)
         done = done | stuck | (chosen.size >= k)
@@ -76,7 +75,7 @@ def forward(problem: Problem) -> tuple[support.Support, int]:
 
 
 def _where(take: torch.Tensor, new: support.Support, old: support.Support) -> support.Support:
-    """Client by client the new support or the old one."""
+    """The new support or the old one, per client."""
     if bool(take.all()):
         return new
     if not bool(take.any()):

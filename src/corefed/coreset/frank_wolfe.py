@@ -1,9 +1,9 @@
 """Frank-Wolfe (Campbell and Broderick, JMLR 2019): f over the polytope of the vertices
 (sigma / sigma_j) e_j, sigma_j = ||g_j||, sigma = sum_j sigma_j, with exact steps.
 
-A step adds at most one point; k steps are made, the first being the vertex nearest to y in
-direction. sum_j w_j sigma_j = sigma throughout, which keeps w from shrinking and makes a poor fit
-at small k: f can stay above ||y||^2.
+There are k steps, and each adds at most one point. The first goes to the vertex nearest to y in
+direction. sum_j w_j sigma_j = sigma throughout, so w cannot shrink and the fit is poor at small k:
+f can stay above ||y||^2.
 """
 
 from __future__ import annotations

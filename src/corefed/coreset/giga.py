@@ -6,7 +6,7 @@ geodesic of the sphere towards the ell_j that points best at ell, by the exact l
     gamma = (z0 - z1 z2) / ((z0 - z1 z2) + (z1 - z0 z2)),
     z0 = <ell, ell_j>,  z1 = <ell, ell(w)>,  z2 = <ell_j, ell(w)>
 
-and the length is set at the end. A step adds at most one point; k steps are made.
+and the length is set at the end. There are k steps, and each adds at most one point.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def solve(
     iteration = 0
     for iteration in range(1, min(iterations or problem.most, problem.most) + 1):
         z1 = (ell * at).sum(-1, keepdim=True)
-        # <d, d_j> of the tangents at ell(w) towards ell and ell_j, up to d's length. There is none
-        # towards a point that lies in the direction of ell(w): 0/0, which rounding would decide.
+        # <d, d_j> of the tangents at ell(w) towards ell and ell_j, up to d's length. A point in the
+        # direction of ell(w) has no tangent: 0/0, which rounding would decide.
         sine2 = 1 - cosine.square()
         elsewhere = usable & (sine2 > 100 * torch.finfo(y.dtype).eps)
         alignment = (toward - z1 * cosine) * sine2.clamp_min(1e-12).rsqrt()

@@ -1,10 +1,10 @@
 """log p_theta(D_j) of every point under every draw, for any function of (theta, x, y).
 
-It is called for many draws at once through torch.func.vmap, and where vmap cannot take it (control
-flow that depends on values, operations in place) for one draw after the other. A function with an
-attribute `stacked(thetas, x, y) -> [S, b]` has a way of its own, and says in `width` how many
-numbers that holds for a draw and a point. Before the first pass the function is tried on a few
-points: it must give one number a point, the same whatever other points are in the batch.
+It is called for many draws at once through torch.func.vmap, or one draw after the other where vmap
+fails (control flow that depends on values, operations in place). A function can bring its own way,
+an attribute `stacked(thetas, x, y) -> [S, b]`; its `width` is then the number of values that it
+holds per draw and point. Before the first pass the function is tried on a few points: it must give
+one number per point, whatever other points are in the batch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from corefed.coreset import sources
 from corefed.coreset.draws import Draws, Theta, leaves, tree
 
 LogLikelihood = Callable[[Any, Any, Any], Tensor]
-"""(theta, x, y) -> one log-likelihood a point."""
+"""(theta, x, y) -> one log-likelihood per point."""
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""How far, relative to 1 + |value|, a point may move with its batch: rounding in another order,
-which reaches 1e-3 where a GPU multiplies in TensorFloat-32. Half precision: 5e-2."""
+"""How far, relative to 1 + |value|, a value may change with its batch. This is rounding, which
+reaches 1e-3 where a GPU multiplies in TensorFloat-32. Half precision: 5e-2."""
 
 PROBE = 4
 """Points and, at most, draws that a function is tried on."""
@@ -41,7 +41,7 @@ class PerExample(NamedTuple):
 
 
 def prepare(call: LogLikelihood, draws: Draws, x: Any, y: Any) -> PerExample:
-    """Try a log-likelihood on the first points (x, y) and refuse it with a sentence if it fails."""
+    """Try a log-likelihood on the first points (x, y), and refuse it if it fails."""
     few = min(PROBE, sources.count(x))
     x, y = sources.rows(x, slice(few)), sources.rows(y, slice(few))
     theta = draws.block(0, min(PROBE, draws.number))
@@ -103,8 +103,10 @@ def _width(sizes: list[int], fewer: list[int], points: int, less: int) -> int:
 def evaluate(
     function: PerExample, draws: Draws, x: Any, y: Any, budget: int, first: int = 0
 ) -> Tensor:
-    """[b, S] log-likelihoods, in tiles of points and draws whose intermediate results take about
-    `budget` numbers. `first` is the index of the first point, for messages."""
+    """[b, S] log-likelihoods, in tiles whose intermediate results take about `budget` numbers.
+
+    `first` is the index of the first point, for messages.
+    """
     b = sources.count(x)
     points = max(1, min(b, budget // function.width))
     block = max(1, min(draws.number, budget // (points * function.width), budget // draws.width))
@@ -133,7 +135,7 @@ def _map(call: LogLikelihood, theta: Theta, x: Any, y: Any) -> Tensor:
 
 
 def _loop(call: LogLikelihood, theta: Theta, x: Any, y: Any) -> Tensor:
-    """One draw after the other, each a copy: a function that works in place cannot spoil it."""
+    """One draw after the other, each a copy: the function may work in place."""
 
     def draw(s: int) -> Theta:
         return tree(lambda t: t[s].clone(), theta)
@@ -145,20 +147,20 @@ def _check_shape(values: object, b: int) -> None:
     if not isinstance(values, Tensor):
         raise UserError(
             f"The log-likelihood returned a {type(values).__name__}; it must return a tensor of "
-            "one value a point."
+            "one value per point."
         )
     if values.shape != (b,):
         hint = " Do not sum or average over points." if values.dim() == 0 else ""
         raise UserError(
             f"The log-likelihood returned shape {list(values.shape)} for {b} points; it must be "
-            f"[{b}], one value a point.{hint}"
+            f"[{b}], one value per point.{hint}"
         )
     if not values.is_floating_point():
         raise UserError(f"The log-likelihood returned {values.dtype}; it must be floating-point.")
 
 
 class _Sizes(TorchDispatchMode):
-    """The size of every result that takes memory, 0 for a view: what a tile's memory follows."""
+    """Records the size of every result, 0 for a view, to bound the memory of a tile."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

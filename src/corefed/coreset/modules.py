@@ -16,7 +16,7 @@ from corefed.coreset.likelihoods import LogLikelihood
 from corefed.models.checks import refuse_layers
 
 
-def function_of(target: object, likelihood: object, noise: float) -> LogLikelihood:
+def as_log_likelihood(target: object, likelihood: object, noise: float) -> LogLikelihood:
     """The log-likelihood of a function (itself), or of a module read by a likelihood."""
     if isinstance(target, nn.Module):
         refuse_layers(target, stored_statistics=True)
@@ -70,7 +70,7 @@ def _of_module(module: nn.Module, read: Callable[[Tensor, Any], Tensor]) -> LogL
 
 
 def _reader(likelihood: object, noise: float) -> Callable[[Tensor, Any], Tensor]:
-    """(output, y) -> one log-likelihood a point."""
+    """(output, y) -> one log-likelihood per point."""
     if callable(likelihood):
         own: Callable[[Tensor, Any], Tensor] = likelihood
         return own
@@ -85,7 +85,7 @@ def _reader(likelihood: object, noise: float) -> Callable[[Tensor, Any], Tensor]
     def read(output: Tensor, y: Any) -> Tensor:
         if not isinstance(y, Tensor):
             raise UserError(
-                "With several targets a point, give likelihood=function of (output, y)."
+                "With several targets per point, give likelihood=function of (output, y)."
             )
         whole = not (y.is_floating_point() or y.is_complex())
         if likelihood == "categorical" or (likelihood == "auto" and whole):
@@ -103,7 +103,7 @@ def _categorical(output: Tensor, y: Tensor) -> Tensor:
             f"{list(y.shape)}; logits are [points, classes] for labels [points]. For another "
             "likelihood give likelihood=function of (output, y)."
         )
-    # vmap leaves y alone, so its values can be looked at; cross_entropy itself skips label -100.
+    # y is no batched tensor of vmap, so its values can be read. cross_entropy skips label -100.
     least, most = int(y.min()), int(y.max())
     if least < 0 or most >= output.shape[1]:
         raise UserError(

@@ -3,13 +3,13 @@
     minimise x^T G x / 2 - b^T x   over   x >= 0
 
 `_pivot`, block principal pivoting (Kim and Park, SIAM J. Sci. Comput. 2011), is tried first: solve
-G x = b on the free entries, then bind all that came out negative and free all whose slope is
-negative. It ends in a handful of solves or starts to cycle. A client for whom it cycles goes
-through `_descend`, projected Newton steps (Bertsekas, SIAM J. Control Optim. 1982) that fall back
-on Lawson and Hanson's single ones: slower, and the objective falls with every step.
+G x = b on the free entries, then bind all that are negative and free all whose slope is negative.
+It ends after a few solves or starts to cycle. Clients for which it cycles go through `_descend`:
+projected Newton steps (Bertsekas, SIAM J. Control Optim. 1982), then Lawson and Hanson's single
+ones. That is slower, but the objective falls with every step.
 
-k-by-k systems are small beside the potentials, so they are solved in float64 whatever the
-potentials are: G squares their condition number.
+The k-by-k systems are small compared with the potentials, so they are solved in float64 always: G
+squares their condition number.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 RIDGE = 1e-11
-"""Added to a diagonal of ones: equal points make G singular, and share their weight with it."""
+"""Added to a diagonal of ones. Equal points make G singular; with a ridge they share a weight."""
 SLACK = 1e-9
-"""Slopes this small beside the largest |b| are rounding."""
+"""Slopes this small relative to the largest |b| are rounding."""
 PIVOTS = 25
 BULK = 30
 """Projected steps before single ones."""

@@ -20,10 +20,10 @@ from corefed.coreset.store import FileStore, MemorySink, Recompute, Sink
 from corefed.coreset.uniform import uniform_error
 
 Progress = Callable[[str, int, int], None]
-"""(stage, done, of how many)"""
+"""(stage, done, total)"""
 
 AGAIN = 8
-"""Chosen points that are read a second time to see that they are still the same."""
+"""Chosen points that are read a second time, to see that they have not changed."""
 
 
 class DataPass(NamedTuple):
@@ -57,7 +57,7 @@ class DataPass(NamedTuple):
 
 
 class Check(NamedTuple):
-    """Sums over all points of their potentials under the fresh draws: enough to judge by."""
+    """Sums over all points of their potentials under the fresh draws."""
 
     total: Tensor  # [F] sum_j g_j, float64
     squares: float  # sum_j ||g_j||^2
@@ -65,8 +65,7 @@ class Check(NamedTuple):
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Products of float32 in float32, for as long as this lasts: potentials are small differences
-    of log-likelihoods, and TF32, which some GPU users switch on, keeps three digits of those."""
+    """Switch off TF32: its three digits are too few for potentials, which are small differences."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -76,12 +75,12 @@ def exact_products() -> Iterator[None]:
 
 
 def mover(device: torch.device) -> Callable[[Any], Any]:
-    """What brings a part of a batch to the device."""
+    """A function that moves a part of a batch to the device."""
     return lambda part: sources.tree(lambda t: t.to(device), part)
 
 
 def centred(log_p: Tensor) -> Tensor:
-    """g_j = S^{-1/2} (log p_s(D_j) - mean_s), a row a point, in place."""
+    """g_j = S^{-1/2} (log p_s(D_j) - mean_s), one row per point, in place."""
     return log_p.sub_(log_p.mean(-1, keepdim=True)).mul_(log_p.shape[-1] ** -0.5)
 
 
@@ -102,15 +101,14 @@ def sink_for(kind: str, work: DataPass, draws: Draws, scratch: Path | None) -> S
     )
 
 
-def fill(work: DataPass, draws: Draws, sink: Sink) -> Tensor:
-    """All potentials into `sink`; y = sum_j g_j [S] in float64."""
-    return survey(work, draws, None, sink, lambda stage, done, total: None)[0]
-
-
 def survey(
-    work: DataPass, fitted: Draws, fresh: Draws | None, sink: Sink, show: Progress
+    work: DataPass,
+    fitted: Draws,
+    sink: Sink,
+    fresh: Draws | None = None,
+    show: Progress = lambda stage, done, total: None,
 ) -> tuple[Tensor, Check]:
-    """The pass over the data: (y [S], sums under the fresh draws)."""
+    """All potentials into `sink`; returns y = sum_j g_j [S], and the sums under the fresh draws."""
     y = torch.zeros(fitted.number, dtype=torch.float64, device=work.device)
     check = y.new_zeros(fresh.number if fresh else 0)
     energy, squares, rounding = y.new_zeros(()), y.new_zeros(()), y.new_zeros(())
@@ -126,7 +124,7 @@ def survey(
             check += h.sum(0, dtype=torch.float64)
             squares += h.square().sum(dtype=torch.float64)
         show("potentials", start + len(g), work.source.n)
-    # What rounding alone leaves of log-likelihoods that do not change is about eps |log p|.
+    # Rounding alone makes constant log-likelihoods differ by about eps |log p|.
     epsilon = torch.finfo(work.function.dtype).eps
     if float(energy) <= (2 * epsilon) ** 2 * float(rounding):
         raise UserError(
@@ -150,13 +148,13 @@ class Judgement(NamedTuple):
     full: Tensor  # [F] log-likelihood of all data under each fresh draw, less its mean
     approximate: Tensor  # [F] of the coreset
     error: float  # ||full - approximate||^2 / ||full||^2
-    uniform: float  # what k points at random with weights n/k expect
+    uniform: float  # expected error of k points at random with weights n/k
 
 
 def judge(
     work: DataPass, fresh: Draws, check: Check, points: Batch, w: Tensor, k: int
 ) -> Judgement:
-    """The coreset on draws it has not seen, beside what a uniform subset of k points expects."""
+    """The error on fresh draws, and the expected error of a uniform subset of k points."""
     mine = torch.zeros_like(check.total)
     if len(w):
         mine = w.double() @ centred(work.log_p(fresh, points)).double()
@@ -169,7 +167,7 @@ def judge(
 
 
 def refuse_changing(work: DataPass, draws: Draws, points: Batch, stored: Tensor) -> None:
-    """Points read again must be those of the pass: a data set that augments at random has none."""
+    """Refuse data that change between readings, such as by random augmentation."""
     few: Any = tuple(sources.rows(part, slice(len(stored))) for part in points)
     log_p = work.log_p(draws, few)
     slack = 1e-4 * float(log_p.abs().max()) * log_p.shape[-1] ** -0.5

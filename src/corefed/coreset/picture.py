@@ -1,12 +1,10 @@
-"""A coreset at one glance: does it follow the full data, how are its weights, is its error real?"""
+"""A coreset in three panels: its log-likelihood against the full data's, weights, errors."""
 
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.panels import panels
 
@@ -17,17 +15,11 @@ WIDE = 50
 """Weights that differ by more than this factor are drawn on a log scale."""
 
 SMALLEST = 1e-6
-"""Errors below this share the bottom of the log scale: rounding, not quality."""
-
-
-def draw(coreset: Coreset, path: Path) -> None:
-    """Three panels into `path`; its suffix names the format."""
-    content = render(coreset, path.suffix.lstrip(".") or "png")
-    files.write_folder(path.parent, [(path.name, content)])
+"""Errors below this are rounding, and are drawn at the bottom of the log scale."""
 
 
 def render(coreset: Coreset, suffix: str = "png") -> bytes:
-    """The picture as a file's content."""
+    """The picture as the content of a file of this suffix."""
     figure, (likelihoods, weights, errors) = panels(3)
     d = coreset.diagnostics
     figure.suptitle(

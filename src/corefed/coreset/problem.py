@@ -2,11 +2,11 @@
 
     minimise f(w) = ||y - Phi w||^2   subject to   w >= 0,  ||w||_0 <= k,      Phi = [g_1 .. g_n]
 
-for C clients at once, each with its own mask of real points and its own k. Potentials are kept a
-row a point, g [C, n, S]: a solver takes one product with all of Phi^T an iteration (`correlate`)
-and works on the few columns of its support otherwise (`gather`), which are contiguous in this
-layout. `Dense` holds them in memory; `store.py` keeps those of a million points in a file, or
-computes them anew in each pass. A solver cannot tell which.
+for C clients at once, each with its own mask of real points and its own k. Potentials have one row
+per point, g [C, n, S]. A solver takes one product with all of Phi^T per iteration (`correlate`) and
+otherwise works on the few columns of its support (`gather`), which are contiguous in this layout.
+`Dense` holds potentials in memory; `store.py` keeps them in a file, or computes them again in each
+pass. A solver cannot tell which.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Dense:
         return torch.bmm(self.g, r.unsqueeze(-1)).squeeze(-1)
 
     def gather(self, index: Tensor) -> Tensor:
-        if len(self.g) == 1:  # rows are contiguous: one copy, where take_along_dim goes one by one
+        if len(self.g) == 1:  # rows are contiguous: index_select copies them at once
             return self.g[0].index_select(0, index[0]).unsqueeze(0)
         return self.g.take_along_dim(index.unsqueeze(-1), 1)
 
@@ -78,7 +78,7 @@ class Problem(NamedTuple):
         return int(self.k.max())
 
     def combine(self, v: Tensor, width: int) -> Tensor:
-        """Phi v, [C, S], for v [C, n] with at most `width` non-zero entries a client."""
+        """Phi v, [C, S], for v [C, n] with at most `width` non-zero entries per client."""
         n = v.shape[-1]
         if isinstance(self.points, Dense) and 2 * width >= n:
             return torch.bmm(v.unsqueeze(1), self.points.g).squeeze(1)
@@ -91,15 +91,15 @@ class Problem(NamedTuple):
 
 
 class Solution(NamedTuple):
-    w: Tensor  # [C, n], at most k_i positive entries a client
+    w: Tensor  # [C, n], at most k_i positive entries per client
     objective: Tensor  # [C] f(w), recomputable from w
     iterations: int
     converged: Tensor  # [C] bool: it stopped by its own test, not by the bound on iterations
 
 
 class Solver(Protocol):
-    """One call, whatever the solver. `iterations` 0 takes the solver's own bound; `generators`, one
-    a client, are for the solvers that draw; a solver without use for an argument ignores it."""
+    """What every solver is. `iterations` 0 takes the solver's own bound; `generators`, one per
+    client, are for solvers that draw. A solver ignores arguments that it does not need."""
 
     def __call__(
         self,

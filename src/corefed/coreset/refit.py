@@ -2,8 +2,8 @@
 
     minimise ||y - Phi w||^2 + lambda ||w - n/k||^2   over   w >= 0 on the support
 
-With few draws, or draws from the wrong place, the data say little about some weights; shrinkage
-leaves those at n/k, where a uniform subset would have them, instead of at 0.
+With few draws, or draws from the wrong region, some weights are hardly determined. Shrinkage leaves
+those at n/k, the weight in a uniform subset, instead of at 0.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from corefed.coreset.support import from_weights
 def refit(problem: Problem, support: Tensor, plain: Tensor, shrink: float) -> Tensor:
     """[C, n] weights on `support` [C, n] bool; `plain` [C] is n/k.
 
-    lambda = shrink times the mean squared norm of the support's columns, so that it means the same
-    whatever the scale of the potentials.
+    lambda = shrink times the mean squared norm of the support's columns, so that the scale of the
+    potentials does not matter.
     """
     if not bool(support.any()):
         return torch.zeros_like(support, dtype=problem.y.dtype)
@@ -30,10 +30,10 @@ def refit(problem: Problem, support: Tensor, plain: Tensor, shrink: float) -> Te
 
 
 def choose_shrink(problem: Problem, support: Tensor, plain: Tensor) -> float:
-    """The shrinkage of GRID whose weights, fitted on four fifths of the draws, suit the last best.
+    """The shrinkage of GRID with the smallest error in five-fold cross-validation over the draws.
 
-    Every fifth takes its turn; errors are added over clients. The support was chosen on all draws,
-    which pulls towards too little, and fitted on fewer, which pulls towards too much.
+    Errors are added over clients. The support was selected on all draws, which favours too little
+    shrinkage; the weights are fitted on four fifths of them, which favours too much.
     """
     if not bool(support.any()):
         return 0.0

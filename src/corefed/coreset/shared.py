@@ -1,10 +1,10 @@
 """Draws of a network that share its lower layers: many draws of the head for one forward pass.
 
-A coreset of k points wants S >= 2k draws, and all of them through a network of 784-100-10 cost 78
-times what their heads alone cost. So S draws take B of everything below the last linear layer, each
-with S / B draws of that layer (`bayes/heads.py`), as the federated method does too. Each draw has
-the posterior's distribution; those that share a body are correlated, which makes the error on the
-fitted draws a little too good, and the fresh ones have bodies of their own.
+A coreset of k points needs S >= 2k draws. Through a 784-100-10 network, S full draws cost 78 times
+as much as S draws of the head. So there are B draws of everything below the last linear layer, each
+with S / B draws of that layer (`bayes/heads.py`), as in the federated method. Each draw has the
+posterior's distribution. Draws that share a body are correlated, which makes the error on the
+fitted draws a little too small; fresh draws have their own bodies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from corefed.bayes import gaussian, heads
 from corefed.models.network import Model
 
 BODIES = 50
-"""Draws of the lower layers: their part of the Gram matrix comes out smaller by 1 - 1/50."""
+"""Draws of the lower layers: their part of the Gram matrix is smaller by a factor 1 - 1/50."""
 
 
 class SharedBodies:
@@ -28,7 +28,7 @@ class SharedBodies:
         self.model, self.head = model, model.head
         self.span = heads.span(self.head)
         self.mean, self.scale = v[0], gaussian.sigma(v[1])
-        self.width = 2 * model.outputs  # numbers a draw and a point take: output, and log-softmax
+        self.width = 2 * model.outputs  # numbers per draw and point: output, and log-softmax
         self.bodies = v[:0]  # [bodies drawn so far, P]
 
     def sample(self, shape: torch.Size) -> dict[str, Tensor]:

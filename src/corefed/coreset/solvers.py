@@ -15,53 +15,45 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    module: str  # imported when used: names and texts need no torch
-    function: str
+    module: str  # has `solve`; imported when used, since names and texts need no torch
     description: str
-    refit: bool = True  # its weights are a fit to the potentials, which a refit may shrink
+    refit: bool = True  # its weights are fitted to the potentials, and a refit may shrink them
     resample: bool = False  # it needs draws of the coreset's own posterior at every step
-    options: Mapping[str, bool] = MappingProxyType({})  # that make this solver of the function
+    options: Mapping[str, bool] = MappingProxyType({})  # of `solve`
 
 
 SOLVERS: dict[str, Entry] = {
     "exchange": Entry(
-        "exchange", "solve", "forward selection in blocks, then exchanges of points while they help"
+        "exchange", "forward selection in blocks, then exchanges of points while they help"
     ),
-    "omp": Entry(
-        "omp", "solve", "orthogonal matching pursuit with a non-negative refit, a point at a time"
-    ),
-    "omp-block": Entry("omp", "solve_in_blocks", "the same, k/20 points at a time"),
+    "omp": Entry("omp", "orthogonal matching pursuit with a non-negative refit, a point at a time"),
+    "omp-block": Entry("omp", "the same, k/20 points at a time", options={"in_blocks": True}),
     "aiht-2": Entry(
-        "aiht",
-        "solve",
-        "accelerated iterative hard thresholding, de-biased",
-        options={"debias": True},
+        "aiht", "accelerated iterative hard thresholding, de-biased", options={"debias": True}
     ),
-    "aiht": Entry("aiht", "solve", "accelerated iterative hard thresholding (Algorithm 2)"),
+    "aiht": Entry("aiht", "accelerated iterative hard thresholding (Algorithm 2)"),
     "iht": Entry(
-        "aiht",
-        "solve",
-        "iterative hard thresholding with exact steps",
-        options={"momentum": False},
+        "aiht", "iterative hard thresholding with exact steps", options={"momentum": False}
     ),
-    "giga": Entry("giga", "solve", "greedy iterative geodesic ascent"),
-    "frank-wolfe": Entry("frank_wolfe", "solve", "Frank-Wolfe on the scaled simplex"),
+    "giga": Entry("giga", "greedy iterative geodesic ascent"),
+    "frank-wolfe": Entry("frank_wolfe", "Frank-Wolfe on the scaled simplex"),
     "sparse-vi": Entry(
         "sparse_vi",
-        "solve",
         "greedy, with draws from the coreset's own posterior at each step",
         refit=False,
         resample=True,
     ),
-    "uniform": Entry("uniform", "solve", "k points at random with weights n/k", refit=False),
-    "uniform-refit": Entry("uniform", "solve_refitted", "k points at random, weights fitted"),
+    "uniform": Entry("uniform", "k points at random with weights n/k", refit=False),
+    "uniform-refit": Entry(
+        "uniform", "k points at random, weights fitted", options={"fit_weights": True}
+    ),
 }
 
 DEFAULT = "exchange"
 
 
 def find(name: str) -> Entry:
-    """What is known of a solver; an unknown one is a sentence with the nearest."""
+    """The entry of a solver, or a UserError with the nearest name."""
     if name not in SOLVERS:
         hint = did_you_mean(name, SOLVERS)
         raise UserError(f"There is no solver {name!r}.{hint} There are {', '.join(SOLVERS)}.")
@@ -71,6 +63,4 @@ def find(name: str) -> Entry:
 def get(name: str) -> Solver:
     """The solver of that name."""
     entry = find(name)
-    function = getattr(import_module(f"corefed.coreset.{entry.module}"), entry.function)
-    solver: Solver = partial(function, **entry.options) if entry.options else function
-    return solver
+    return partial(import_module(f"corefed.coreset.{entry.module}").solve, **entry.options)

@@ -1,4 +1,4 @@
-"""Data of any kind as chunks of points in a fixed order, and any few of them by their index.
+"""Data of any kind, as chunks of points in a fixed order, or a few points by index.
 
 | what the user has            | the index of a point                                             |
 |------------------------------|------------------------------------------------------------------|
@@ -58,7 +58,7 @@ def adapt(data: object, dtype: torch.dtype) -> PointSource:
 
 
 _READ = 256
-"""Points a Dataset without a loader is read at once."""
+"""Points that are read at once from a Dataset without a loader."""
 
 
 def count(x: Any) -> int:
@@ -89,7 +89,7 @@ def tree(function: Callable[[Tensor], Tensor], x: Any) -> Any:
 
 
 def rows(x: Any, which: slice | Tensor) -> Any:
-    """Some points: a stretch of them, or those of an index."""
+    """Some points, by a slice or an index."""
     if isinstance(which, slice):
         return tree(lambda t: t[which], x)
     return tree(lambda t: t.index_select(0, which.to(t.device)), x)
@@ -127,7 +127,7 @@ def _loader(loader: DataLoader[Any]) -> PointSource:
     if loader.batch_size is None and loader.batch_sampler is None:
         raise UserError("A DataLoader with batch_size=None has no points to count; set it.")
     if isinstance(loader.dataset, IterableDataset):
-        # Workers of an iterable dataset deal its items among themselves: no order, no index.
+        # Workers split the items of an iterable dataset among themselves: no order, no index.
         return _stream(
             lambda: DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)
         )
@@ -168,7 +168,7 @@ def _indexed(
 
 
 def _stream(loader: Callable[[], DataLoader[Any]]) -> PointSource:
-    """Items that come one after the other: counted in a pass of their own, found in another."""
+    """Items of a stream: one pass counts them, another finds some of them."""
     n = sum(count(_pair(batch)[0]) for batch in loader())
     _refuse_empty(n)
 
@@ -188,7 +188,7 @@ def _stream(loader: Callable[[], DataLoader[Any]]) -> PointSource:
 
 
 def _merged(loader: DataLoader[Any], size: int) -> Iterator[Batch]:
-    """The loader's batches, small ones put together until there are `size` points."""
+    """The loader's batches, joined until there are `size` points."""
     waiting: list[Batch] = []
     points = 0
     for batch in loader:

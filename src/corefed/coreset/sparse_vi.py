@@ -1,13 +1,13 @@
 """Sparse variational inference (Campbell and Beronov, NeurIPS 2019): the coreset whose own
 posterior pi_w is nearest to the full one.
 
-The gradient of KL(pi_w || pi) in w is -Cov_w[f, f^T (1 - w)] with f the log-likelihoods and the
-covariance under pi_w itself, so every step needs fresh draws from the posterior of the coreset as
-it stands: `resample(w, step)` gives the potentials under such draws. Points join by how much they
-would lower the residual f^T (1 - w) on them. Weights move by damped natural-gradient steps:
-Cov_w[f] restricted to the support is the curvature as well as the metric, and the full step is the
-non-negative least-squares fit on the current draws; the paper's plain gradient steps need a step
-size for every problem. Points join in blocks of k/20, since each step costs a posterior.
+The gradient of KL(pi_w || pi) in w is -Cov_w[f, f^T (1 - w)], with f the log-likelihoods and the
+covariance under pi_w itself. So every step needs fresh draws from the coreset's current posterior:
+`resample(w, step)` gives the potentials under such draws. Points join by how much they would lower
+the residual f^T (1 - w) on them. Weights move by damped natural-gradient steps: Cov_w[f] on the
+support is both curvature and metric, and the full step is the non-negative least-squares fit on the
+current draws. (The paper's plain gradient steps need a step size for every problem.) Points join in
+blocks of k/20, since each step costs a posterior.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from corefed.coreset.refit import refit
 Resample = Callable[[Tensor, int], Problem]
 
 MASS = 2.0
-"""The sum of weights is at most this many n. Without a bound the first blocks diverge; with 1, good
-coresets are cut short. Of 1, 1.2, 2 and 4, 2 was the steadiest on three regressions."""
+"""Bound on the sum of weights, in units of n. Without one the first blocks diverge; 1 is too small
+for good coresets. Of 1, 1.2, 2 and 4, 2 was the most stable on three regressions."""
 STEPS = 5
 """Weight steps after each block, each on fresh draws, of lengths 1, 1/2, 1/3, ..."""
 
@@ -60,9 +60,9 @@ def solve(
         for i in range(STEPS):
             if i > 0:
                 now = resample(w, step)
-            # A point that once said much can say nothing under later draws.
+            # Potentials that were large can be negligible under later draws.
             fitted = refit(now, active & ~support.faint(now), plain, 0.0)
-            # Draws of a poor posterior are wild and can ask for any weight; all together are n.
+            # Draws of a poor posterior can lead to any weight, so the sum of weights is bounded.
             mass = fitted.sum(-1, keepdim=True).clamp_min(torch.finfo(fitted.dtype).tiny)
             fitted = fitted * (MASS * size / mass).clamp_max(1.0)
             w = w + (fitted - w) / (i + 1)

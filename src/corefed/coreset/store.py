@@ -1,9 +1,9 @@
 """Potentials of one problem (C = 1) with many points: `problem.Potentials` in bounded memory.
 
-`FileStore` writes them once into a scratch file and reads it in blocks into one reused buffer; not
-by mmap, whose pages would count as resident. The file has no name where the system allows that, so
+`FileStore` writes them once into a scratch file and reads it in blocks into one reused buffer (the
+pages of mmap would count as resident). The file has no name where the system allows that, so
 nothing is left behind even after kill -9. `Recompute` keeps nothing and evaluates the likelihood
-anew in every pass: for those who have neither the memory nor the disk.
+again in every pass, for those who have neither the memory nor the disk.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class MemorySink:
         pass
 
 
-class _One:
-    """What the stores of a single problem share: shape, and ||g_j||^2 from the first pass."""
+class _Store:
+    """A store is its own sink. It keeps ||g_j||^2 from the first pass."""
 
     def __init__(self, n: int, draws: int, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = (1, n, draws)
@@ -64,7 +64,7 @@ class _One:
     def squares(self) -> Tensor:
         return self._squares
 
-    def _note(self, g: Tensor) -> None:
+    def append(self, g: Tensor) -> None:
         self._squares[0, self.filled : self.filled + len(g)] = g.square().sum(-1)
         self.filled += len(g)
 
@@ -72,8 +72,8 @@ class _One:
         pass
 
 
-class FileStore(_One):
-    """Potentials in a scratch file, a row a point."""
+class FileStore(_Store):
+    """Potentials in a scratch file, one row per point."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class FileStore(_One):
         self._row = np.empty(draws, kind)
 
     def append(self, g: Tensor) -> None:
-        self._note(g)
+        super().append(g)
         content = g.to("cpu", self.dtype).contiguous().numpy().data.cast("B")
         with self._using("write"):
             while content:
@@ -113,7 +113,7 @@ class FileStore(_One):
         return result
 
     def gather(self, index: Tensor) -> Tensor:
-        """[1, m, S], each row read from its place; neighbours in the file one after the other."""
+        """[1, m, S], read in the order of the file."""
         out = torch.empty(index.shape[1], self.shape[2], dtype=self.dtype)
         rows = out.numpy()
         size = self._row.nbytes
@@ -127,7 +127,7 @@ class FileStore(_One):
         self._file.close()
 
     def _blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """(first point, [b, S]) in order; the tensor is a view of the one buffer."""
+        """(first point, [b, S]) in order; the tensor is a view of the buffer."""
         with self._using("read"):
             self._file.seek(0)
         for start in range(0, self.filled, len(self._buffer)):
@@ -155,8 +155,8 @@ class FileStore(_One):
             ) from error
 
 
-class Recompute(_One):
-    """Potentials computed anew in each pass: `passes` yields all of them in order, [b, S] at a
+class Recompute(_Store):
+    """Potentials computed again in each pass: `passes` yields all of them in order, [b, S] at a
     time, and `some` those of given points."""
 
     def __init__(
@@ -171,9 +171,6 @@ class Recompute(_One):
         super().__init__(n, draws, dtype, device)
         self._passes = passes
         self._some = some
-
-    def append(self, g: Tensor) -> None:
-        self._note(g)
 
     def points(self) -> Potentials:
         return self

@@ -1,8 +1,8 @@
 """A set of chosen points that grows and shrinks, with what a refit of its weights needs.
 
-Columns, Gram matrix and products with y of the chosen points are kept in float64 and extended by
-the points that join, so that no product with all of Phi is made to refit. Clients have different
-numbers of points: slots beyond a client's own are marked in `real` and hold weight 0.
+Columns, Gram matrix and products with y of the chosen points are kept in float64 and extended when
+points join, so a refit needs no product with all of Phi. Clients have different numbers of points:
+slots beyond a client's own are False in `real` and have weight 0.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def from_weights(problem: Problem, w: Tensor) -> Support:
 
 
 def joined(support: Support, problem: Problem, index: Tensor, real: Tensor) -> Support:
-    """The support with further points [C, m], of weight 0 so far."""
+    """The support with further points [C, m], of weight 0."""
     return _with(support, problem, index, real, problem.points.gather(index).double())
 
 
@@ -106,8 +106,10 @@ def kept(support: Support, keep: Tensor) -> Support:
 
 
 def removal_costs(support: Support) -> Tensor:
-    """[C, m] how much f grows when a point goes and the others are fitted again: x_j^2 / (G^-1)_jj,
-    exact while no other weight meets 0. Infinite where there is no weight to remove."""
+    """[C, m] how much f grows when a point goes and the others are refitted: x_j^2 / (G^-1)_jj.
+
+    Exact while no other weight becomes 0; infinite where there is no weight to remove.
+    """
     free = support.x > 0
     system, unit = _system(support, free, RIDGE)
     inverse = torch.linalg.inv_ex(system).inverse.diagonal(dim1=-2, dim2=-1)
@@ -128,8 +130,8 @@ def candidates(problem: Problem, support: Support, room: Tensor) -> tuple[Tensor
     """The points that would lower f most on their own, at most room_i [C] of them: index and real.
 
     Adding g_j with weight x lowers f by 2 x <r, g_j> - x^2 ||g_j||^2. The best x is
-    <r, g_j> / ||g_j||^2, without bound for the many points that say next to nothing; what no point
-    can stand for is more than CAP uniform weights, so x is capped there.
+    <r, g_j> / ||g_j||^2, which is unbounded for points with tiny potentials. So x is at most CAP
+    uniform weights.
     """
     squares = problem.points.squares()
     r = support.residual(problem).to(problem.y.dtype)
@@ -142,27 +144,27 @@ def candidates(problem: Problem, support: Support, room: Tensor) -> tuple[Tensor
     gain = gain.masked_fill((taken > 0) | faint(problem) | ~problem.mask, -1.0)
     top = gain.topk(min(int(room.max()), gain.shape[-1]), dim=-1)
     place = torch.arange(top.values.shape[-1], device=gain.device)
-    # Below this a gain is rounding: of the products with r, and of r itself where f has vanished.
+    # Smaller gains are rounding: of the products with r, and of r itself where f is near 0.
     noise = r.shape[-1] * torch.finfo(r.dtype).eps ** 2 * r.square().sum(-1, keepdim=True)
     enough = noise.maximum(1e-20 * problem.y.square().sum(-1, keepdim=True))
     return top.indices, (top.values > enough) & (place < room.unsqueeze(-1))
 
 
 def faint(problem: Problem) -> Tensor:
-    """[C, n] points that say next to nothing: potentials below FAINT of the root mean square."""
+    """[C, n] points whose potentials are below FAINT times the root mean square."""
     squares = problem.points.squares()
     size = problem.mask.sum(-1, keepdim=True).clamp_min(1)
     return squares < FAINT**2 * (squares * problem.mask).sum(-1, keepdim=True) / size
 
 
 def joined_best(problem: Problem, support: Support, room: Tensor, skip: Tensor) -> Support:
-    """The support with at most room_i [C] further points, one after the other that which lowers f
-    most when the weights of all others follow; the skip_i best to begin with are passed over.
+    """The support with at most room_i [C] further points, one after the other: each time the point
+    that lowers f most when all weights are refitted. The first skip_i points are left out.
 
-    With the others refitted only v_j, the part of g_j outside their span, counts: the drop is
-    <r, v_j>^2 / ||v_j||^2 (orthogonal least squares; weights capped as in `candidates`, the bound
-    at 0 of the others left aside). It is known for a shortlist, whose points often say the same:
-    each that joins takes its direction out of r and of the others.
+    After a refit only v_j counts, the part of g_j outside the span of the others: f falls by
+    <r, v_j>^2 / ||v_j||^2 (orthogonal least squares; weights are capped as in `candidates`, and the
+    bound at 0 of the others is ignored). This is computed for a shortlist. Its points are often
+    similar, so each that joins has its direction removed from r and from the others.
     """
     index, real = candidates(problem, support, SHORTLIST * (room + skip) + 64)
     columns = problem.points.gather(index).double() * real.unsqueeze(-1)
@@ -213,11 +215,11 @@ def _basis(support: Support) -> Tensor:
 
 
 SHORTLIST = 4
-"""Candidates looked at for each that joins."""
+"""Candidates considered per point that joins."""
 SAFE = 1e-10
-"""Part of a column's square that is never taken to lie in the span of others: rounding."""
+"""Part of a column's square that rounding can leave outside the span of the others."""
 FAINT = 0.01
-"""Points with potentials below this part of the root mean square do not join: each would need a
-weight of hundreds to count at all, and gets one of millions to fit the rounding of the others."""
+"""Points with potentials below this part of the root mean square do not join. They would need
+weights in the hundreds to matter, and get weights in the millions to fit rounding errors."""
 CAP = 10.0
-"""Uniform weights n/k that a single point may stand for when it is judged."""
+"""Largest weight of a candidate when its gain is computed, in units of n/k."""

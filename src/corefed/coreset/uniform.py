@@ -12,21 +12,19 @@ from corefed.coreset.refit import refit
 
 
 def solve(
-    problem: Problem, *, iterations: int = 0, generators: Sequence[torch.Generator] = ()
+    problem: Problem,
+    *,
+    iterations: int = 0,
+    generators: Sequence[torch.Generator] = (),
+    fit_weights: bool = False,
 ) -> Solution:
-    chosen = subset(problem, generators)
-    size = problem.mask.sum(-1, keepdim=True)
-    w = chosen * (size / problem.k.clamp_min(1).unsqueeze(-1)).to(problem.y.dtype)
-    return Solution(w, problem.objective(w), 1, torch.ones_like(problem.k, dtype=torch.bool))
-
-
-def solve_refitted(
-    problem: Problem, *, iterations: int = 0, generators: Sequence[torch.Generator] = ()
-) -> Solution:
-    """The weights that fit best on a random support, without shrinkage."""
+    """Weights n/k, or with `fit_weights` those that fit best, without shrinkage."""
     chosen = subset(problem, generators)
     plain = problem.mask.sum(-1) / problem.k.clamp_min(1)
-    w = refit(problem, chosen, plain, 0.0)
+    if fit_weights:
+        w = refit(problem, chosen, plain, 0.0)
+    else:
+        w = chosen * plain.to(problem.y.dtype).unsqueeze(-1)
     return Solution(w, problem.objective(w), 1, torch.ones_like(problem.k, dtype=torch.bool))
 
 
@@ -41,8 +39,10 @@ def uniform_error(y2: Tensor, squares: Tensor, n: Tensor, k: Tensor) -> Tensor:
 
 
 def subset(problem: Problem, generators: Sequence[torch.Generator]) -> Tensor:
-    """[C, n] bool: k_i real points of each client, every set equally likely. Drawn on the CPU, so
-    that a GPU takes the same points; without generators, from seed 0."""
+    """[C, n] bool: k_i real points of each client, every set equally likely.
+
+    Drawn on the CPU, so that a GPU takes the same points; without generators, from seed 0.
+    """
     n = problem.mask.shape[-1]
     if not generators:
         generators = [torch.Generator().manual_seed(0) for _ in problem.k]

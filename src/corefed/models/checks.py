@@ -1,9 +1,8 @@
-"""What a module must keep to, found out with one tiny batch before anything is trained.
+"""Checks of a user's module with one tiny batch, before anything is trained.
 
-A posterior over weights asks of f_theta that a point's output depend on theta and that point alone:
-not on the other points of its batch, not on chance, not on what was seen before. All clients and
-draws go through `torch.func.vmap`, which asks that no tensor be written to in place and that no
-`if` look into one.
+The output for a point may depend on theta and that point only: not on other points of the batch,
+not on chance, not on earlier calls. All clients and draws go through `torch.func.vmap`, so no
+tensor may be changed in place, and no `if` may read a tensor's values.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
 
 POINTS = 4
 TOLERANCE = 1e-3
-"""Of two float32 results that only differ in the order of their sums, relative to the largest."""
+"""Relative difference of two float32 results that only differ in the order of their sums."""
 
 
 class Point(NamedTuple):
-    """What goes into a model and comes out."""
+    """The input and output of a model."""
 
     name: str  # of the model
     shape: tuple[int, ...]
@@ -36,7 +35,7 @@ class Point(NamedTuple):
         return torch.rand(POINTS, *self.shape, generator=torch.Generator().manual_seed(0))
 
     def call(self, module: nn.Module, x: Tensor) -> Tensor:
-        """[n, outputs], or a sentence."""
+        """[n, outputs], or a UserError."""
         many = f"{len(x)} points" if len(x) > 1 else "one point alone"
         try:
             output: object = module(x)
@@ -61,8 +60,8 @@ class Point(NamedTuple):
 def refuse_layers(module: nn.Module, *, stored_statistics: bool = False) -> None:
     """Refuse layers whose output for a point depends on chance or on other points.
 
-    A posterior over weights cannot use statistics of batches, not even stored ones. Where weights
-    are given, a layer in evaluation mode may use those it has stored: `stored_statistics`.
+    A posterior over weights cannot use batch statistics. With `stored_statistics`, for given
+    weights, a layer in evaluation mode may use those that it has stored.
     """
     for name, layer in module.named_modules():
         what = f"Layer {name!r} ({type(layer).__name__})"
@@ -93,22 +92,22 @@ def refuse_layers(module: nn.Module, *, stored_statistics: bool = False) -> None
 
 
 def drops_out(layer: nn.Module) -> bool:
-    """Whether a layer has dropout, though it may be off: in evaluation mode."""
+    """Whether a layer has dropout, on or off."""
     own = isinstance(layer, nn.modules.dropout._DropoutNd)
     rate = getattr(layer, "p" if own else "dropout", 0)  # the latter of RNNs and attention
     return isinstance(rate, int | float) and rate > 0
 
 
 class Output(NamedTuple):
-    """Of a module for `Point.batch`."""
+    """The output of a module for `Point.batch`."""
 
     value: Tensor
     activation: int  # numbers that a point leaves for back-propagation
     last: str  # the nn.Linear whose output it is; empty where there is none
 
 
-def output_of(module: nn.Module, point: Point) -> Output:
-    """What the module gives, each point being on its own, or a sentence that says why not."""
+def try_module(module: nn.Module, point: Point) -> Output:
+    """The module's output, or a UserError if a point's output depends on more than the point."""
     x, buffers = point.batch, {name: b.clone() for name, b in module.named_buffers()}
     linear: dict[str, list[Tensor]] = {}
     hooks = [
@@ -157,7 +156,7 @@ def output_of(module: nn.Module, point: Point) -> Output:
     return Output(value.detach(), sum(saved.values()) // POINTS, last)
 
 
-def refuse_what_cannot_be_stacked(model: Model, point: Point, output: Output) -> None:
+def refuse_unstackable(model: Model, point: Point, output: Output) -> None:
     """One pass forward and back of two clients with two draws each."""
     mu = model.init(torch.Generator(), 1.0)
     theta = mu.expand(2, 2, -1).clone().requires_grad_()
@@ -179,7 +178,7 @@ def refuse_what_cannot_be_stacked(model: Model, point: Point, output: Output) ->
 
 
 def _reason(name: str, error: Exception) -> str:
-    """What `vmap` says, in words that help."""
+    """An error of `vmap`, in words that help."""
     text = str(error)
     if "data-dependent control flow" in text or ".item()" in text:
         return (

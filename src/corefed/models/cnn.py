@@ -6,9 +6,9 @@ with 3 x 3 convolutions that keep the size, and 2 x 2 max-pooling while there is
 There are no batch statistics, which have no meaning for a posterior over weights. Parameters lie in
 the order of an nn.Sequential of the same layers.
 
-Every client and draw is a network with kernels of its own. Which way of convolving for all of them
-is quickest depends on the device (32-64-64 channels, 10 clients, 100 images of 32 x 32, forward and
-backward, float32):
+Every client and draw is a network with its own kernels. The fastest way to convolve for all of them
+depends on the device (32-64-64 channels, 10 clients, 100 images of 32 x 32, forward and backward,
+float32):
 
 | ms                                 | CPU, one core | H200 |
 |---|---|---|
@@ -18,7 +18,7 @@ backward, float32):
 | vmap of functional_call            |          1790 |  5.6 |
 | unfolded images, matrix products   |          3390 |  9.3 |
 
-so on a CPU it is one network after the other, elsewhere one grouped convolution.
+So on a CPU it is one network after the other, elsewhere one grouped convolution.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from corefed.models.likelihood import Likelihood
 from corefed.models.network import Forward, Head, Model, mlp
 
 SMALLEST = 8
-"""Pixels an image must have along each side."""
+"""Pixels that an image must have along each side."""
 
 STD = 0.1
 """The initial_std that stands for He's initial weights, N(0, 2 / fan-in)."""
@@ -46,9 +46,9 @@ ONE_BY_ONE = frozenset({"cpu"})
 """Types of device on which networks take turns."""
 
 BLOCK_ONE, BLOCK_ALL = 1 << 23, 1 << 29
-"""Numbers that a pass without gradients keeps at once: of one network, 32 MiB (on a CPU 8 MiB took
-1.2 times as long, 512 MiB 1.7 times), and of all networks of a grouped convolution, 2 GiB (512 MiB
-took twice as long on an H200, 8 GiB were no quicker)."""
+"""Numbers that a pass without gradients keeps at once. One network: 32 MiB (on a CPU 8 MiB took 1.2
+times as long, 512 MiB 1.7 times). All networks of a grouped convolution: 2 GiB (on an H200 512 MiB
+took twice as long, 8 GiB were no faster)."""
 
 
 class Layer(NamedTuple):
@@ -65,10 +65,10 @@ def cnn(
     hidden: Sequence[int],
     likelihood: Likelihood,
 ) -> Model:
-    """A network for images [channels, height, width]; x may be flat and is then folded up.
+    """A network for images [channels, height, width]; a flat x is reshaped.
 
-    mu starts at N(0, 2 / fan-in) times std / 0.1, biases at 0: an initial_std of 0.1, which suits
-    an MLP of 100 hidden units, stands for He's initialisation here.
+    mu starts at N(0, 2 / fan-in) times std / 0.1, biases at 0. So an initial_std of 0.1, which
+    suits an MLP of 100 hidden units, gives He's initialisation here.
     """
     if len(channels) < 1 or min(channels) < 1:
         raise UserError(f"A convolutional network needs channels of at least 1, not {channels}.")
@@ -97,7 +97,7 @@ def cnn(
     def through(theta: Tensor, x: Tensor, follow: Forward) -> Tensor:
         """The convolutions and what follows them, in blocks of points without gradients."""
         *parts, rest = theta.split([*lengths, top.size], -1)
-        rest = rest.flatten(0, 1).unsqueeze(1)  # a draw is a client of its own to the MLP
+        rest = rest.flatten(0, 1).unsqueeze(1)  # to the MLP a draw is a client
         in_turn = theta.device.type in ONE_BY_ONE
         way = one_by_one if in_turn else grouped
         most = BLOCK_ONE if in_turn else BLOCK_ALL // math.prod(theta.shape[:2])
@@ -117,7 +117,7 @@ def cnn(
                 torch.zeros(fan_out),
             )
         ]
-        noise = torch.ones(likelihood.extra)  # the likelihood's own: as the MLP starts it
+        noise = torch.ones(likelihood.extra)  # of the likelihood: as in the MLP
         scale = torch.cat([*(value * (std / STD) for value in he), noise])
         return torch.cat([torch.randn(below, generator=g), top.init(g, 1.0)]) * scale
 
@@ -173,7 +173,7 @@ def _channels_last(h: Tensor) -> Tensor:
 
 
 def image_shape(point: Sequence[int], name: str) -> tuple[int, int, int]:
-    """Channels, height and width of a point; one that is flat is a grey square where it can be."""
+    """Channels, height and width of a point; a flat one is a grey square, if its length allows."""
     if len(point) == 3:
         return point[0], point[1], point[2]
     side = math.isqrt(math.prod(point))

@@ -1,4 +1,4 @@
-"""log p_theta(D_j): what a network's output says about a label or a target.
+"""log p_theta(D_j): the likelihood of a label or a target, given a network's output.
 
 `Categorical` for classification; `Gaussian` for regression y = f_theta(x) + noise, the model of the
 paper's theory, with a known noise or one that is learnt as the last entry of theta.
@@ -36,7 +36,7 @@ class Categorical(NamedTuple):
 
 class Gaussian(NamedTuple):
     targets: int
-    noise: float = 1.0  # standard deviation; where learnt, the value it starts from
+    noise: float = 1.0  # standard deviation; the initial value if it is learnt
     learn_noise: bool = False
 
     @property

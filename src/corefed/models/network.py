@@ -1,8 +1,8 @@
 """Networks as functions of one flat parameter vector, for many clients and draws at once.
 
-`Model.log_likelihood(theta [C, K, P], x [C, n, ...], y)` is all that the methods need. An MLP has a
-hand-laid batched forward pass; any other nn.Module without batch statistics goes through
-`torch.func.functional_call` under vmap. A test holds the two to the same numbers.
+`Model.log_likelihood(theta [C, K, P], x [C, n, ...], y)` is all that the methods need. An MLP has
+its own batched forward pass; any other nn.Module without batch statistics goes through
+`torch.func.functional_call` under vmap. A test checks that both give the same numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCK = 1 << 25
 
 
 class Head(NamedTuple):
-    """The last linear layer apart from the rest, so that many heads can share few feature draws."""
+    """The last linear layer, so that many draws of it can share a few draws of the features."""
 
     features: Forward  # (theta [C, K, P], x [C, n, ...]) -> [C, K, n, h]
     width: int  # h
@@ -45,8 +45,8 @@ class Model(NamedTuple):
     likelihood: Likelihood
     head: Head | None
     widths: tuple[int, ...] = ()  # of a ReLU network, input and output included; else empty
-    activation: int = 0  # numbers that a point and draw leave for back-propagation; 0: few
-    notes: tuple[str, ...] = ()  # what whoever reads results should know of the network
+    activation: int = 0  # numbers per point and draw that are kept for back-propagation; 0: few
+    notes: tuple[str, ...] = ()  # about the network, for readers of the results
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """log p_theta(D_j) for every client, draw and point: [C, K, n]."""
@@ -112,10 +112,9 @@ def from_module(
 ) -> Model:
     """Any module without batch statistics. mu starts at the module's own weights.
 
-    Parameters that need no gradient stay as they are, as buffers do. `last` names the nn.Linear
-    whose output is the module's, where there is one: its input makes up the features of a head.
-    `activation`, the numbers that a point leaves for back-propagation, bounds what a pass without
-    gradients takes at once.
+    Buffers, and parameters that need no gradient, never change. `last` names the nn.Linear whose
+    output is the module's, if there is one: its input is the features of the head. `activation`,
+    the numbers kept per point for back-propagation, bounds the blocks of a pass without gradients.
     """
     refuse_layers(module)
     named = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
@@ -188,12 +187,12 @@ def _stacked(call: Forward) -> Forward:
 
 
 def _in_blocks(forward: Forward, activation: int) -> Forward:
-    """The same function, which without gradients keeps a bounded number of activations."""
+    """The same function; without gradients it works in blocks of bounded size."""
 
     def through(theta: Tensor, x: Tensor) -> Tensor:
         if theta.requires_grad or not activation:
             return forward(theta, x)
-        most = max(1, BLOCK // (activation * len(theta)))  # points times draws of a client
+        most = max(1, BLOCK // (activation * len(theta)))  # points times draws per client
         points = min(most, x.shape[1])
         draws = theta.split(max(1, most // max(1, points)), 1)
         blocks = x.split(max(1, points), 1)
@@ -205,7 +204,7 @@ def _in_blocks(forward: Forward, activation: int) -> Forward:
 
 
 def with_noise(mu: Tensor, likelihood: Likelihood) -> Tensor:
-    """Append the log noise where the likelihood learns it."""
+    """Append the log noise if the likelihood learns it."""
     if not likelihood.extra:
         return mu
     noise = float(getattr(likelihood, "noise", 1.0))

@@ -1,16 +1,16 @@
-"""A network of the user's own, `--model package.module:factory`: found, made, checked.
+"""The user's own network, `--model package.module:factory`: find, make and check it.
 
-    factory(inputs=, shape=, outputs=) -> nn.Module       of these three, those that it takes
+    factory(inputs=, shape=, outputs=) -> nn.Module       with those arguments that it takes
 
-`inputs` is the number of features of a flat point, `shape` the tuple of a point as the network sees
-it, `outputs` the number of classes or of targets. The module maps [n, *shape] to [n, outputs], each
-point on its own. It is put into evaluation mode: a posterior over weights takes the place of
-dropout. Posteriors start at the weights that the factory makes; parameters that need no gradient,
-and buffers, stay as they are.
+`inputs` is the number of features of a flat point, `shape` the shape of a point as the network sees
+it, `outputs` the number of classes or targets. The module maps [n, *shape] to [n, outputs], each
+point on its own. It is put into evaluation mode: a posterior over weights replaces dropout.
+Posteriors start at the weights that the factory makes. Buffers, and parameters that need no
+gradient, never change.
 
-The factory draws from a generator seeded by the run's seed, so that the same seed gives the same
-start. What is fixed is made once, under a seed that never changes, so that a run that is read again
-has the same network.
+The factory's random numbers are seeded by the run's seed, so the same seed gives the same start.
+What is fixed is made once, with a seed that never changes, so that a run read again has the same
+network.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from corefed.models.checks import (
     Point,
     drops_out,
     line,
-    output_of,
     refuse_layers,
-    refuse_what_cannot_be_stacked,
+    refuse_unstackable,
+    try_module,
 )
 from corefed.models.likelihood import Likelihood
 from corefed.models.network import Model
@@ -43,15 +43,14 @@ from corefed.models.network import Model
 Factory = Callable[..., object]
 
 COPIES = 8 * 2 * 4
-"""Bytes that a parameter takes in training: about eight copies of a mean and a deviation."""
-
+"""Bytes per parameter in training: about eight copies of a mean and a deviation."""
 
 BUILT_IN = ("auto", "mlp", "cnn")
-"""What the setting `model` may be that is no code of the user's own."""
+"""Values of the setting `model` that are not the user's own code."""
 
 
 def is_own(model: str) -> bool:
-    """Whether the setting `model` stands for code of the user's own."""
+    """Whether the setting `model` names the user's own code."""
     return model not in BUILT_IN
 
 
@@ -64,7 +63,7 @@ def build(
     batch: int,
     factory: Factory | None = None,
 ) -> Model:
-    """The network that a factory makes, looked up by its name unless it is at hand."""
+    """The network that a factory makes; it is looked up by its name unless it is given."""
     factory = find(name) if factory is None else factory
     point = Point(name, tuple(shape), likelihood.outputs)
     module = make_module(factory, point, seed=0)
@@ -72,16 +71,16 @@ def build(
     size = sum(math.prod(each) for each in shapes.values())
     _refuse_large(name, size, 0, memory_mb)
     refuse_layers(module)
-    output = output_of(module, point)
+    output = try_module(module, point)
     _refuse_large(name, size, output.activation * batch, memory_mb)
     model = network.from_module(module, likelihood, last=output.last, activation=output.activation)
-    refuse_what_cannot_be_stacked(model, point, output)
+    refuse_unstackable(model, point, output)
 
     def init(g: torch.Generator, std: float) -> Tensor:
         seed = int(torch.randint(1 << 62, (), generator=g, device=g.device))
         fresh = make_module(factory, point, seed)
         if _trained(fresh) != shapes:
-            raise UserError(f"The model {name} has other parameters each time that it is made.")
+            raise UserError(f"The model {name} has other parameters each time it is made.")
         weights = [p.detach().reshape(-1) for p in fresh.parameters() if p.requires_grad]
         return network.with_noise(torch.cat(weights), likelihood)
 
@@ -92,15 +91,15 @@ def build(
 
 
 def find(name: str) -> Factory:
-    """The callable that `module:factory` names, looked for in the working folder first."""
+    """The callable that `module:factory` names; the working folder is searched first."""
     if ":" not in name:
         raise UserError(
             "The network of this run was made in Python and has no module:factory to find it by; "
             "load it with Federation.load(folder, model=factory)."
         )
     path, _, attribute = name.partition(":")
-    with _here():
-        found: object = _imported(path, name)
+    with _working_folder_first():
+        found: object = _import(path, name)
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise UserError(_missing(found, part, path, name))
@@ -114,7 +113,7 @@ def find(name: str) -> Factory:
 
 
 def name_of(factory: Factory) -> str:
-    """`module:factory` where that leads back to it, else nothing."""
+    """`module:factory` if that leads back to it, else nothing."""
     module, name = (getattr(factory, each, "") for each in ("__module__", "__qualname__"))
     if module == "__main__" or not re.fullmatch(r"[\w.]+", f"{module}.{name}"):
         return ""  # also <lambda> and <locals>
@@ -124,7 +123,7 @@ def name_of(factory: Factory) -> str:
     return f"{module}:{name}" if found is factory else ""
 
 
-def _imported(path: str, name: str) -> object:
+def _import(path: str, name: str) -> object:
     try:
         return importlib.import_module(path)
     except (Exception, SystemExit) as error:
@@ -146,8 +145,8 @@ def _missing(owner: object, part: str, path: str, name: str) -> str:
 
 
 @contextmanager
-def _here() -> Iterator[None]:
-    """The working folder first among those that modules come from, as `python -m` has it."""
+def _working_folder_first() -> Iterator[None]:
+    """Search modules in the working folder first, as `python -m` does."""
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
@@ -160,9 +159,9 @@ def _here() -> Iterator[None]:
 
 
 def make_module(factory: Factory, point: Point, seed: int) -> nn.Module:
-    """A module in float32 and evaluation mode, its weights drawn by `seed`."""
+    """A module in float32 and evaluation mode, its weights drawn with `seed`."""
     arguments = _arguments(factory, point)
-    with _here(), torch.random.fork_rng(devices=[]):
+    with _working_folder_first(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
             module = factory(**arguments)

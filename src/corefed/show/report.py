@@ -1,7 +1,8 @@
-"""Tables for the terminal and pictures of learning curves, from summaries and round lines alone."""
+"""Tables for the terminal and plots of learning curves, from summaries and round lines alone."""
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from corefed.base.errors import UserError
+from corefed.base.panels import panels
 from corefed.training import record
 from corefed.training.record import MODELS, main_model
 
@@ -36,8 +38,53 @@ def load(folders: Sequence[Path]) -> list[RunResult]:
     return [RunResult(path, *record.read(path)) for path in folders]
 
 
+class EvaluatedRound(NamedTuple):
+    """An evaluated round. Examples and megabytes are totals so far, per seed."""
+
+    round: int
+    examples: float
+    megabytes: float
+    seconds: float  # so far, of all seeds together: they train side by side
+    mean: float
+    std: float
+    per_seed: list[float]
+
+
+def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[EvaluatedRound]:
+    """A metric over the evaluated rounds."""
+    totals = zip(
+        accumulate(statistics.fmean(line["examples"]) for line in lines),
+        accumulate(
+            (sum(line["bytes_up"]) + sum(line["bytes_down"])) / len(line["examples"])
+            for line in lines
+        ),
+        accumulate(line["seconds"] for line in lines),
+        strict=True,
+    )
+    return [
+        EvaluatedRound(line["round"], examples, sent / 1e6, seconds, *over.values())
+        for line, (examples, sent, seconds) in zip(lines, totals, strict=True)
+        if name in line.get("metrics", {})
+        for over in [record.over_seeds(line["metrics"][name])]
+    ]
+
+
+def labels(results: Sequence[RunResult]) -> list[str]:
+    """Method and fraction; with the folder where that does not tell two runs apart."""
+    plain = []
+    for _, summary, _ in results:
+        fraction = summary["coreset"]["fraction"]
+        plain.append(summary["method"] + (f", {100 * fraction:g} %" if fraction < 1 else ""))
+    names = [result.path.name for result in results]
+    found = []
+    for text, result in zip(plain, results, strict=True):
+        where = result.path.name if names.count(result.path.name) == 1 else str(result.path)
+        found.append(f"{text} ({where})" if plain.count(text) > 1 else text)
+    return found
+
+
 def metrics_table(summary: dict[str, Any]) -> Table:
-    """One row a model, one column a metric, at the end of a run."""
+    """One row per model, one column per metric, at the end of a run."""
     metrics = summary["metrics"]
     found = [m for m in HEADINGS if any(f"{model}_{m}" in metrics for model in MODELS)]
     seeds = len(summary["seeds"])
@@ -54,24 +101,24 @@ def metrics_table(summary: dict[str, Any]) -> Table:
 
 
 def _caption(summary: dict[str, Any]) -> str:
-    """What it was trained on and what that took."""
+    """The part of the data, and the cost."""
     coreset, cost = summary["coreset"], summary["cost"]
     words = [f"{100 * coreset['fraction']:g} % of the data"]
     if "held_out_error" in coreset:
         words.append(f"coreset error {coreset['held_out_error']:.3f}")
     if "refreshes" in coreset:
-        words.append(f"{coreset['refreshes']:.1f} refreshes a client")
-    words.append(f"{cost['seconds_per_round']:.2f} s a round")
+        words.append(f"{coreset['refreshes']:.1f} refreshes per client")
+    words.append(f"{cost['seconds_per_round']:.2f} s per round")
     if "overhead_seconds_per_round" in cost:
-        words.append(f"{cost['overhead_seconds_per_round']:.2f} of them not training")
+        words.append(f"{cost['overhead_seconds_per_round']:.2f} s of them not training")
     if "privacy" in summary:
         words.append(_spent(summary["privacy"]))
     return ", ".join(words)
 
 
 def _spent(privacy: Mapping[str, Any]) -> str:
-    """Differential privacy at the end of a run of a federation."""
-    views = {"server": "who sees uploads", "average": "who sees averages only"}
+    """Differential privacy at the end of a federation's run."""
+    views = {"server": "anyone who sees uploads", "average": "anyone who sees only averages"}
     parts = [
         f"{privacy[view]:.3g} against {words}"
         for view, words in views.items()
@@ -81,12 +128,12 @@ def _spent(privacy: Mapping[str, Any]) -> str:
 
 
 def comparison_table(results: Sequence[RunResult]) -> Table:
-    """One row a run; what all runs share is in the title. Costs are of all seeds together."""
+    """One row per run; what all runs share is in the title. Costs are totals over seeds."""
     summaries = [result.summary for result in results]
     regression = all(f"{main_model(s['metrics'])}_rmse" in s["metrics"] for s in summaries)
     score = "rmse" if regression else "accuracy"
     about = [
-        {"data": s["data"], "seeds": str(len(s["seeds"])), "rounds": _done(s)} for s in summaries
+        {"data": s["data"], "seeds": str(len(s["seeds"])), "rounds": _rounds(s)} for s in summaries
     ]
     differing = [key for key in about[0] if len({each[key] for each in about}) > 1]
     shared = [f"{key} {about[0][key]}" for key in about[0] if key not in differing]
@@ -117,37 +164,32 @@ def comparison_json(results: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 
 def plot(results: Sequence[RunResult], file: Path) -> None:
-    """Accuracy (or RMSE) against rounds, and against points that went through a gradient.
+    """Accuracy (or RMSE) against rounds, and against examples processed.
 
     Of the personal models, or of the global one where a method has no others. The band is one
     standard deviation over seeds.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import NullFormatter  # matplotlib takes half a second
 
     first = results[0].summary["metrics"]
     metric = next((m for m in ("accuracy", "rmse") if f"{main_model(first)}_{m}" in first), "")
     if not metric:
         raise UserError(f"{results[0].path} has no evaluated round to draw.")
     factor = 100 if metric == "accuracy" else 1
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
-    labels = _labels(results)
-    for result in results:
-        curve = _curve(result, f"{main_model(result.summary['metrics'])}_{metric}")
-        mean = [factor * point.mean for point in curve]
-        low = [factor * (point.mean - point.std) for point in curve]
-        high = [factor * (point.mean + point.std) for point in curve]
-        for axis, x in zip(
-            axes, ([p.round for p in curve], [p.examples for p in curve]), strict=True
-        ):
-            axis.plot(x, mean, marker=".", label=labels[result.path])
+    figure, axes = panels(2)
+    axes[1].sharey(axes[0])
+    for result, label in zip(results, labels(results), strict=True):
+        points = curve(result.lines, f"{main_model(result.summary['metrics'])}_{metric}")
+        mean = [factor * point.mean for point in points]
+        low = [factor * (point.mean - point.std) for point in points]
+        high = [factor * (point.mean + point.std) for point in points]
+        for axis, key in zip(axes, ("round", "examples"), strict=True):
+            x = [getattr(point, key) for point in points]
+            axis.plot(x, mean, marker=".", label=label)
             axis.fill_between(x, low, high, alpha=0.15)
     kinds = {main_model(result.summary["metrics"]) for result in results}
     axes[0].set(xlabel="round", ylabel=f"{' or '.join(sorted(kinds))} {HEADINGS[metric]}")
-    axes[1].set(xlabel="examples processed a seed", xscale="log")
+    axes[1].set(xlabel="examples processed per seed", xscale="log")
     axes[1].xaxis.set_minor_formatter(NullFormatter())
     axes[1].legend(fontsize="small")
     for axis in axes:
@@ -156,39 +198,10 @@ def plot(results: Sequence[RunResult], file: Path) -> None:
         figure.savefig(file, dpi=150)
     except (OSError, ValueError) as error:  # ValueError: a suffix matplotlib does not know
         raise UserError(f"Cannot write the picture {file}: {error}.") from error
-    finally:
-        pyplot.close(figure)
 
 
-class _Point(NamedTuple):
-    round: int
-    examples: float  # up to this round, a seed
-    mean: float
-    std: float
-
-
-def _curve(result: RunResult, name: str) -> list[_Point]:
-    seen = accumulate(sum(line["examples"]) / len(line["examples"]) for line in result.lines)
-    return [
-        _Point(line["round"], examples, values["mean"], values["std"])
-        for line, examples in zip(result.lines, seen, strict=True)
-        if name in line.get("metrics", {})
-        for values in [record.over_seeds(line["metrics"][name])]
-    ]
-
-
-def _labels(results: Sequence[RunResult]) -> dict[Path, str]:
-    """Method and fraction, and the folder's name where that does not tell two runs apart."""
-    labels = {}
-    for path, summary, _ in results:
-        fraction = summary["coreset"]["fraction"]
-        labels[path] = summary["method"] + (f", {100 * fraction:g} %" if fraction < 1 else "")
-    known = list(labels.values())
-    return {p: f"{t} ({p.name})" if known.count(t) > 1 else t for p, t in labels.items()}
-
-
-def _done(summary: dict[str, Any]) -> str:
-    """The number of rounds, with how many were asked for if they are not all done."""
+def _rounds(summary: dict[str, Any]) -> str:
+    """`30`, or `12 of 30` for an unfinished run."""
     wanted = summary["config"].get("rounds", summary["rounds"])
     return str(wanted) if summary["rounds"] == wanted else f"{summary['rounds']} of {wanted}"
 

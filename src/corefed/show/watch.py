@@ -1,8 +1,7 @@
-"""`corefed watch DIR`: a run in the terminal, from its folder alone, while it goes on or after it.
+"""`corefed watch DIR`: a run in the terminal, from its folder alone, during or after training.
 
-The process that trains knows nothing of it: files are opened, read from where the last look ended,
-and closed again. A resumed run cuts rounds.jsonl back and writes experiment.toml anew; either makes
-us read from the beginning.
+The training process is not involved. Each look reads what was added to the files since the last
+one. A resumed run shortens rounds.jsonl and rewrites experiment.toml; then all is read again.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from corefed.training import record
 LOOK = 1.0
 """Seconds between looks."""
 QUIET = 300.0
-"""Seconds without a new round after which a run may have stopped, if rounds do not take as long."""
+"""Seconds without a new round after which a run may have stopped, unless its rounds are slow."""
 SLOW = 5
 """A round may take this many times as long as the longest before it."""
 MARKS, PLAIN_MARKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
@@ -40,17 +39,17 @@ WIDTH = 40
 
 
 class Snapshot(NamedTuple):
-    """A run as its folder shows it at one moment."""
+    """The state of a run's folder at one moment."""
 
     path: Path
     values: dict[str, Any]  # every setting
     lines: list[record.Line]
     finished: bool
-    written: float  # when the last round, or else the settings were written
+    written: float  # when the last round was written, or else the settings
 
 
 class Reader:
-    """Looks at a run's folder, each time reading only what was added."""
+    """Reads a run's folder; each look reads only what was added."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -86,7 +85,7 @@ class Reader:
         return Snapshot(path, self._values, list(self._lines), finished, written)
 
     def _read(self, file: Path) -> float | None:
-        """Take in new whole lines; when the last was written, None before the first."""
+        """Read new whole lines; returns when the last was written, None before the first."""
         try:
             with file.open("rb") as content:
                 if content.seek(0, 2) < self._end:
@@ -96,16 +95,16 @@ class Reader:
         except FileNotFoundError:
             self._forget()
             return None
-        if not self._take(added) and self._end:  # cut back, and already longer than it was
+        if not self._take(added) and self._end:  # shortened, and already longer again
             self._forget()
             self._take(file.read_bytes())
         return file.stat().st_mtime if self._lines else None
 
     def _take(self, added: bytes) -> bool:
-        """Whether what was added goes on where we were."""
+        """Whether the added lines continue the ones we have."""
         for raw in added.splitlines(keepends=True):
             if not raw.endswith(b"\n"):
-                return True  # half a line: its end comes later
+                return True  # an unfinished line
             try:
                 line = json.loads(raw)
             except ValueError:
@@ -128,7 +127,7 @@ def follow(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Show a run until it has finished, or once; an exit code."""
+    """Show a run until it has finished, or once; returns an exit code."""
     console = console or report.console()
     reader = Reader(path)
     look = reader.look()
@@ -149,7 +148,7 @@ def follow(
 
 
 def picture(look: Snapshot, now: float, *, plain: bool = False) -> RenderableType:
-    """Everything that is shown, one part under the other."""
+    """Everything that is shown, from top to bottom."""
     parts: list[RenderableType] = [Text(_about(look), style="bold"), _progress(look)]
     if look.lines:
         summary = record.summarise(look.values, look.lines, {})
@@ -157,7 +156,7 @@ def picture(look: Snapshot, now: float, *, plain: bool = False) -> RenderableTyp
             table = report.metrics_table(summary)
             seeds = len(summary["seeds"])
             over = f", mean ± std over {seeds} seeds" if seeds > 1 else ""
-            table.title = table.caption = None  # which are for the end of a run
+            table.title = table.caption = None  # they are for finished runs
             parts += [Text(f"after round {_evaluated(look.lines)}{over}"), table]
         parts += [_curves(look.lines, plain=plain), Text(_cost(summary))]
         if "federation" in look.lines[-1]:
@@ -189,7 +188,7 @@ def _progress(look: Snapshot) -> Table:
 
 
 def _curves(lines: Sequence[record.Line], *, plain: bool) -> Table:
-    """The main metric and the coreset error over rounds, each from its first figure to its last."""
+    """The main metric and the coreset error over rounds, with their first and last values."""
     table = Table.grid(padding=(0, 2))
     metrics: dict[str, Any] = next((m for line in lines if (m := line.get("metrics"))), {})
     model = record.main_model(metrics)
@@ -200,13 +199,13 @@ def _curves(lines: Sequence[record.Line], *, plain: bool) -> Table:
         means = [sum(each) / len(each) for each in by_round if each and None not in each]
         curve = [mean for mean in means if isfinite(mean)]
         if label and curve:
-            ends = f"{_figure(label, curve[0])} to {_figure(label, curve[-1])}"
+            ends = f"{_format(label, curve[0])} to {_format(label, curve[-1])}"
             table.add_row(label, sparkline(curve, marks=PLAIN_MARKS if plain else MARKS), ends)
     return table
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH, marks: str = MARKS) -> str:
-    """Values as heights between the least and the largest; means of neighbours where many."""
+    """Values as heights between the smallest and the largest; long curves are averaged."""
     number = min(width, len(values))
     cuts = [i * len(values) // number for i in range(number + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
@@ -215,7 +214,7 @@ def sparkline(values: Sequence[float], width: int = WIDTH, marks: str = MARKS) -
     return "".join(marks[round((mean - low) / steps)] for mean in means)
 
 
-def _figure(label: str, value: float) -> str:
+def _format(label: str, value: float) -> str:
     return f"{100 * value:.1f} %" if label.endswith("accuracy") else f"{value:.3f}"
 
 
@@ -224,7 +223,7 @@ def _cost(summary: dict[str, Any]) -> str:
     return (
         f"{100 * fraction:g} % of the data, {cost['examples_processed']:,} examples processed, "
         f"{size(cost['bytes_up'])} up, {size(cost['bytes_down'])} down, "
-        f"{duration(cost['seconds'])} of training ({cost['seconds_per_round']:.2f} s a round), "
+        f"{duration(cost['seconds'])} of training ({cost['seconds_per_round']:.2f} s per round), "
         f"{duration(cost['evaluate_seconds'])} of evaluation"
     )
 
@@ -237,7 +236,7 @@ def _answers(federation: dict[str, Any]) -> str:
 
 
 def _state(look: Snapshot, ago: float) -> Text:
-    """How fresh this is, and what to do where it is not."""
+    """How recent the last round is, and what to do if it is old."""
     if look.finished:
         return Text(f"finished {duration(ago)} ago", style="green")
     if ago > max(QUIET, SLOW * max(map(_seconds, look.lines), default=0.0)):
@@ -267,7 +266,7 @@ def _evaluated(lines: Sequence[record.Line]) -> int:
 
 
 def duration(seconds: float) -> str:
-    """3 s, 5 min, 2.5 h, 3 days: as exact as one cares."""
+    """3 s, 5 min, 2.5 h, 3 days."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:
@@ -276,7 +275,7 @@ def duration(seconds: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes in the unit that leaves one to three digits before the point."""
+    """Bytes with a unit, with one to three digits before the point."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
             return f"{number:.3g} {unit}"

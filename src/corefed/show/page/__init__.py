@@ -1,7 +1,7 @@
-"""`corefed report`: runs as one page of HTML that needs nothing but itself.
+"""`corefed report`: runs as one self-contained HTML file.
 
-gather.py, points.py    what is known of a run; its data, dealt again
-sections/               from a run to sections: text, tables, charts, pictures (`content.py`)
+gather.py, points.py    a run read from its folder; its data, loaded and split again
+sections/               from a run to sections: text, tables, charts, images (`content.py`)
 charts.py, paired.py    Vega-Lite specifications; paired tests
 making.py               sections to HTML: page.html, style.css, script.js, and Vega's own script
 """

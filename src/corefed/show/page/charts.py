@@ -1,6 +1,6 @@
 """Vega-Lite specifications. Colours are CSS variables of the page, so that charts follow it.
 
-The same series has the same colour everywhere: a chart names the whole list of series it is one of.
+The same series has the same colour in all charts: `domain` is the list of all series of the page.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Spec = dict[str, Any]
 
 
 def require_library() -> None:
-    """Both halves of the extra: what writes charts, and the script that draws them."""
+    """Refuse to go on without the extra: one library writes charts, the other draws them."""
     for module, name in (("altair", "altair"), ("vl_convert", "vl-convert-python")):
         if find_spec(module) is None:
             raise UserError(f"The report needs {name}: pip install 'corefed[report]'.")
 
 
 def _altair() -> Any:
-    """Without its types, whose lists of every colour scheme say nothing here."""
+    """An extra; imported without its types, which are no help here."""
     return import_module("altair")
 
 
@@ -49,40 +49,27 @@ def series(
     zero: bool = False,
     step: bool = False,
 ) -> Spec:
-    """Lines of x against y, one a `series`, with a band from low to high where it is asked for.
-
-    `x` and `y` are the titles of the axes.
-    """
+    """One line per series, with a band from low to high if asked for. `x` and `y` are titles."""
     alt = _altair()
     shown = [name for name in domain if any(row["series"] == name for row in data)]
-    kind = "log" if log and all(row["x"] > 0 for row in data) else "linear"
     axis = alt.Axis(format=x_form, grid=False, tickCount=6, labelOverlap=True)
-    zeros = {} if kind == "log" else {"zero": zero}  # a log scale has none, and Vega warns
-    scale = alt.Scale(type=kind, nice=False, **zeros)
-    across = alt.X("x:Q", title=x, scale=scale, axis=axis)
+    across = alt.X("x:Q", title=x, scale=_scale(data, log, zero=zero), axis=axis)
     up = alt.Y("y:Q", title=y, scale=alt.Scale(zero=zero), axis=alt.Axis(format=form, tickCount=5))
-    colour, shape = _colour(domain, shown), _shape(domain, shown)
-    tooltip = [
-        alt.Tooltip("series:N", title="series"),
-        alt.Tooltip("x:Q", title=x, format=".4~r"),
-        alt.Tooltip("y:Q", title=y, format=form),
-    ]
+    colour = _channel(alt.Color, COLOURS, domain, shown)
+    shape = _channel(alt.Shape, SHAPES, domain, shown)
     base = alt.Chart(alt.Data(values=list(data))).encode(x=across, color=colour)
     between = "step-after" if step else "linear"
     layers: list[Any] = []
     if diagonal:
-        ends = alt.Data(values=[{"x": 0, "y": 0}, {"x": 1, "y": 1}])
-        rule = alt.Chart(ends).mark_line(strokeDash=[5, 4], color=MUTED, strokeWidth=1.5)
-        layers.append(rule.encode(x="x:Q", y="y:Q"))
+        layers.append(_diagonal(0, 1))
     if band:
         spread = base.mark_area(opacity=0.18, line=False, interpolate=between)
         layers.append(spread.encode(y=alt.Y("low:Q", title=y), y2="high:Q"))
-    line = base.mark_line(strokeWidth=2, interpolate=between)
-    layers.append(line.encode(y=up))
+    layers.append(base.mark_line(strokeWidth=2, interpolate=between).encode(y=up))
     if points:
         dots = base.mark_point(filled=True, size=42, opacity=1)
-        layers.append(dots.encode(y=up, shape=shape, tooltip=tooltip))
-    return _done(alt.layer(*layers), shown)
+        layers.append(dots.encode(y=up, shape=shape, tooltip=_tooltip(x, y, ".4~r", form)))
+    return _spec(alt.layer(*layers), shown)
 
 
 def heat(
@@ -97,7 +84,7 @@ def heat(
     rows: Sequence[str],
     domain: tuple[float, float],
 ) -> Spec:
-    """A cell a pair of column and row; figures inside where there is room for them."""
+    """One cell per column and row; numbers inside where there is room."""
     alt = _altair()
     step = max(7, min(24, 640 // max(1, len(rows))))
     low, high = domain
@@ -127,21 +114,21 @@ def heat(
     )
     layers = [cells]
     if len(columns) <= 12 and step >= 14:
-        # The ramp runs from the page's ground to its ink, so its dark half needs the other one.
+        # The colours run from the page's background to its ink: dark cells need light text.
         ink = alt.condition(
             f"datum.v >= {low + (high - low) * 4 / 7}", alt.value(PAPER), alt.value(INK)
         )
-        size = alt.expr("bandwidth('x') < 30 ? 0 : 10.5")  # a phone has no room for them
+        size = alt.expr("bandwidth('x') < 30 ? 0 : 10.5")  # no room on a phone
         text = base.mark_text(fontSize=size).encode(text=alt.Text("v:Q", format=form), color=ink)
         layers.append(text)
-    return _done(alt.layer(*layers), height=step * max(1, len(rows)))
+    return _spec(alt.layer(*layers), height=step * max(1, len(rows)))
 
 
 def histogram(data: Data, x: str, y: str) -> Spec:
     """Bars from `low` to `high` of height `y`."""
     alt = _altair()
     chart = alt.Chart(alt.Data(values=list(data))).mark_bar(color=COLOURS[0], binSpacing=1)
-    return _done(
+    return _spec(
         chart.encode(
             x=alt.X(
                 "low:Q",
@@ -173,20 +160,15 @@ def scatter(
     diagonal: tuple[float, float] | None = None,
     legend: bool = True,
 ) -> Spec:
-    """Points, one colour and shape a `series`; `front` is joined by a line below them."""
+    """Points, one colour and shape per series; a line joins those of `front`."""
     alt = _altair()
     shown = [name for name in domain if any(row["series"] == name for row in data)]
-    kind = "log" if log and all(row["x"] > 0 for row in data) else "linear"
     axis = alt.Axis(format="~s" if log else ".4~r", grid=False, tickCount=5, labelOverlap=True)
-    zeros = {} if kind == "log" else {"zero": False}  # a log scale has none, and Vega warns
-    pad = alt.Scale(type=kind, nice=False, padding=18, **zeros)
-    across = alt.X("x:Q", title=x, scale=pad, axis=axis)
+    across = alt.X("x:Q", title=x, scale=_scale(data, log, padding=18), axis=axis)
     up = alt.Y("y:Q", title=y, scale=alt.Scale(zero=False, padding=14), axis=alt.Axis(format=form))
     layers: list[Any] = []
     if diagonal is not None:
-        ends = alt.Data(values=[{"x": end, "y": end} for end in diagonal])
-        rule = alt.Chart(ends).mark_line(strokeDash=[5, 4], color=MUTED, strokeWidth=1.5)
-        layers.append(rule.encode(x="x:Q", y="y:Q"))
+        layers.append(_diagonal(*diagonal))
     if front:
         line = alt.Chart(alt.Data(values=list(front))).mark_line(
             strokeDash=[3, 3], color=MUTED, strokeWidth=1.5, interpolate="step-after"
@@ -195,35 +177,49 @@ def scatter(
     points = alt.Chart(alt.Data(values=list(data))).mark_point(
         filled=True, size=110 if legend else 26, opacity=1 if legend else 0.55
     )
-    tooltip = [
-        alt.Tooltip("series:N", title="series"),
-        alt.Tooltip("x:Q", title=x, format=".4~s"),
-        alt.Tooltip("y:Q", title=y, format=form),
-    ]
     layers.append(
         points.encode(
             x=across,
             y=up,
-            color=_colour(domain, shown, legend),
-            shape=_shape(domain, shown, legend),
-            tooltip=tooltip,
+            color=_channel(alt.Color, COLOURS, domain, shown, legend),
+            shape=_channel(alt.Shape, SHAPES, domain, shown, legend),
+            tooltip=_tooltip(x, y, ".4~s", form),
         )
     )
-    return _done(alt.layer(*layers), shown)
+    return _spec(alt.layer(*layers), shown)
 
 
-def _colour(domain: Sequence[str], shown: Sequence[str], legend: bool = True) -> Any:
-    return _told_apart(_altair().Color, COLOURS, domain, shown, legend)
+def _scale(data: Data, log: bool, **options: Any) -> Any:
+    if log and all(row["x"] > 0 for row in data):
+        options.pop("zero", None)  # Vega warns: a log scale has no zero
+        return _altair().Scale(type="log", nice=False, **options)
+    return _altair().Scale(type="linear", nice=False, **{"zero": False, **options})
 
 
-def _shape(domain: Sequence[str], shown: Sequence[str], legend: bool = True) -> Any:
-    return _told_apart(_altair().Shape, SHAPES, domain, shown, legend)
+def _tooltip(x: str, y: str, x_form: str, form: str) -> list[Any]:
+    tooltip = _altair().Tooltip
+    return [
+        tooltip("series:N", title="series"),
+        tooltip("x:Q", title=x, format=x_form),
+        tooltip("y:Q", title=y, format=form),
+    ]
 
 
-def _told_apart(
-    channel: Any, values: Sequence[str], domain: Sequence[str], shown: Sequence[str], legend: bool
+def _diagonal(low: float, high: float) -> Any:
+    alt = _altair()
+    ends = alt.Data(values=[{"x": end, "y": end} for end in (low, high)])
+    rule = alt.Chart(ends).mark_line(strokeDash=[5, 4], color=MUTED, strokeWidth=1.5)
+    return rule.encode(x="x:Q", y="y:Q")
+
+
+def _channel(
+    channel: Any,
+    values: Sequence[str],
+    domain: Sequence[str],
+    shown: Sequence[str],
+    legend: bool = True,
 ) -> Any:
-    """Each of the series that are shown by its own value; alone, it needs no legend."""
+    """One value per series; a single series needs no legend."""
     alt = _altair()
     own = [values[domain.index(name) % len(values)] for name in shown]
     scale = alt.Scale(domain=list(shown), range=own)
@@ -231,8 +227,8 @@ def _told_apart(
     return channel("series:N", title=None, scale=scale, legend=key, sort=None)
 
 
-def _done(chart: Any, names: Sequence[str] = (), height: int = HEIGHT) -> Spec:
-    """The width is the page's matter, and with it how many names of a legend are in a row."""
+def _spec(chart: Any, names: Sequence[str] = (), height: int = HEIGHT) -> Spec:
+    """The script sets the width, and from the length of names the columns of the legend."""
     about = {"letters": max(map(len, names), default=0)}
     spec: Spec = chart.properties(height=height, usermeta=about).to_dict(validate=False)
     spec.pop("config", None)  # one for all charts is in the script

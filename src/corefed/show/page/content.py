@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 DASH, TIMES = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 
 
 class Missing(str):
-    """A sentence that says why something is not there, in its place."""
+    """A sentence that says why something is missing."""
 
 
 class TableCell(NamedTuple):
-    """A number as it is shown, and as it is sorted by; NaN comes last."""
+    """A number as it is shown, and its value for sorting; NaN comes last."""
 
     text: str
     value: float
@@ -53,7 +53,7 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, what it shows in words and numbers, and the figures it is drawn from."""
+    """A chart, what it shows in words, and the numbers behind it."""
 
     id: str
     title: str
@@ -79,7 +79,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiles:
-    """The figures to remember."""
+    """The main numbers."""
 
     kind: ClassVar[str] = "tiles"
     items: Sequence[Tile]
@@ -95,7 +95,7 @@ class Share(NamedTuple):
 
 
 class Card(NamedTuple):
-    """One point: its picture, or nothing, and lines about it."""
+    """One point: its image, where it has one, and lines about it."""
 
     lines: Sequence[str]
     source: str = ""  # a data: address
@@ -138,7 +138,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Fold:
-    """A table that is there when it is asked for."""
+    """A table that is folded until it is opened."""
 
     kind: ClassVar[str] = "fold"
     title: str
@@ -155,7 +155,7 @@ class Section:
     id: str
     title: str
     aid: str
-    parts: Sequence[Part] = field(default_factory=tuple)
+    parts: Sequence[Part]
 
 
 @dataclass(frozen=True)
@@ -170,14 +170,3 @@ class Chapter:
 
 def missing(reason: Missing | str) -> Text:
     return Text(str(reason), missing=True)
-
-
-def figures_of(sections: Sequence[Section]) -> list[Figure]:
-    """Every chart, in the order of the page."""
-    return [
-        figure
-        for section in sections
-        for part in section.parts
-        if isinstance(part, Figures)
-        for figure in part.items
-    ]

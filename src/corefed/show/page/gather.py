@@ -1,9 +1,8 @@
-"""What is known of a run, read from its folder; what is not there is a sentence instead."""
+"""A run read from its folder. Where something is missing, a sentence takes its place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,26 +11,22 @@ from corefed.base.types import Tree
 from corefed.data.preparation import Preparation
 from corefed.settings.config import Experiment, resolve
 from corefed.show import report
-from corefed.show.page.content import Missing
+from corefed.show.page.content import Missing, TableCell, number, percent
 from corefed.training import fitted, record
 
 T = TypeVar("T")
-
-KINDS = ("personal", "global", "localised", "others")
-"""Models by the names that a reader sees, in the order of their colours."""
-_SHOWN = dict(zip(record.MODELS, KINDS, strict=True))
 
 
 class RunFolder(NamedTuple):
     """One run's folder, read."""
 
     path: Path
-    label: str  # tells it from the other runs of the page
+    label: str  # unique on the page
     summary: dict[str, Any]
     lines: list[dict[str, Any]]
     experiment: Experiment | Missing
     clients: list[list[dict[str, Any]]] | Missing  # by seed: name, train, test, classes
-    preparations: tuple[Preparation, ...]  # one a seed; empty where clients are missing
+    preparations: tuple[Preparation, ...]  # one per seed; empty where clients are missing
     models: Tree | Missing  # fitted.safetensors
     held_out: Tree | Missing  # held_out.safetensors
 
@@ -47,22 +42,21 @@ class RunFolder(NamedTuple):
     @property
     def score(self) -> str:
         """accuracy or rmse; empty where no round was evaluated."""
-        main = record.main_model(self.metrics)
-        return next((m for m in ("accuracy", "rmse") if f"{main}_{m}" in self.metrics), "")
+        return next((m for m in ("accuracy", "rmse") if f"{self.main}_{m}" in self.metrics), "")
 
     @property
     def main(self) -> str:
-        """The model that a method is about, as metrics name it."""
+        """The model that a method is about."""
         return record.main_model(self.metrics)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the classes; empty for a regression, and where they are not known."""
+        """Names of the classes; empty for a regression, and where they are unknown."""
         return self.preparations[0].labels if self.preparations else ()
 
     @property
     def names(self) -> list[str]:
-        """Of the clients."""
+        """Names of the clients."""
         if isinstance(self.clients, Missing):
             return [f"client {i}" for i in range(self.summary["clients"])]
         return [each["name"] for each in self.clients[0]]
@@ -73,55 +67,30 @@ class RunFolder(NamedTuple):
         return seeds
 
     def models_with(self, metric: str) -> list[str]:
-        """Models, as metrics name them, that have this metric."""
+        """Models that have this metric."""
         return [m for m in record.MODELS if f"{m}_{metric}" in self.metrics]
-
-
-class EvaluatedRound(NamedTuple):
-    """An evaluated round. What adds up over rounds is that of one seed, up to this round."""
-
-    round: int
-    examples: float
-    megabytes: float
-    seconds: float  # of all seeds together, which train side by side
-    mean: float
-    std: float
-    per_seed: list[float]
-
-
-def curve(run: RunFolder, name: str) -> list[EvaluatedRound]:
-    """A metric over the evaluated rounds."""
-    seeds = len(run.seeds)
-    totals = zip(
-        accumulate(sum(line["examples"]) / seeds for line in run.lines),
-        accumulate((sum(line["bytes_up"]) + sum(line["bytes_down"])) / seeds for line in run.lines),
-        accumulate(line["seconds"] for line in run.lines),
-        strict=True,
-    )
-    return [
-        EvaluatedRound(line["round"], examples, sent / 1e6, seconds, *over.values())
-        for line, (examples, sent, seconds) in zip(run.lines, totals, strict=True)
-        if name in line.get("metrics", {})
-        for over in [record.over_seeds(line["metrics"][name])]
-    ]
-
-
-def shown(model: str) -> str:
-    """What a reader sees for the name that metrics have."""
-    return _SHOWN[model]
 
 
 def score_name(score: str) -> str:
     return {"accuracy": "accuracy", "rmse": "RMSE"}.get(score, "score")
 
 
-def heading(text: str) -> str:
-    """With a capital, and RMSE as it is."""
+def score_axis(score: str) -> tuple[float, str]:
+    """The factor by which a score is shown, and the title of its axis."""
+    return (100, "accuracy, %") if score == "accuracy" else (1, "RMSE")
+
+
+def capitalize(text: str) -> str:
+    """Like str.capitalize, but leaves the other letters alone: RMSE."""
     return f"{text[:1].upper()}{text[1:]}"
 
 
 def score_text(value: float, score: str, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f} %" if score == "accuracy" else f"{value:.4g}"
+
+
+def score_cell(value: float | None, score: str) -> TableCell:
+    return percent(value, 2) if score == "accuracy" else number(value, ".4g")
 
 
 def read(folders: Sequence[Path]) -> list[RunFolder]:
@@ -131,28 +100,27 @@ def read(folders: Sequence[Path]) -> list[RunFolder]:
         if places.count(place) > 1:
             raise UserError(f"{folder} is named twice; name each run once.")
     results = report.load(folders)
-    return [_run(result, label) for result, label in zip(results, _labels(results), strict=True)]
+    labels = report.labels(results)
+    return [_read_run(result, label) for result, label in zip(results, labels, strict=True)]
 
 
-def _run(result: report.RunResult, label: str) -> RunFolder:
-    path = result.path
+def _read_run(result: report.RunResult, label: str) -> RunFolder:
+    path, summary, lines = result
+    experiment = _or_reason(lambda: resolve(path / record.EXPERIMENT))
     about = _or_reason(lambda: fitted.read_data(path))
-    gone = isinstance(about, Missing)
+    if isinstance(about, Missing):
+        return RunFolder(path, label, summary, lines, experiment, about, (), about, about)
     return RunFolder(
         path,
         label,
-        result.summary,
-        result.lines,
-        _or_reason(lambda: resolve(path / record.EXPERIMENT)),
-        about if isinstance(about, Missing) else about["clients"],
-        () if isinstance(about, Missing) else _preparations(about),
-        Missing(about) if gone else _or_reason(lambda: fitted.read_tensors(path, fitted.MODELS)),
-        Missing(about) if gone else _or_reason(lambda: fitted.read_tensors(path, fitted.HELD_OUT)),
+        summary,
+        lines,
+        experiment,
+        about["clients"],
+        tuple(Preparation.from_dict(each) for each in about["preparations"]),
+        _or_reason(lambda: fitted.read_tensors(path, fitted.MODELS)),
+        _or_reason(lambda: fitted.read_tensors(path, fitted.HELD_OUT)),
     )
-
-
-def _preparations(about: dict[str, Any]) -> tuple[Preparation, ...]:
-    return tuple(Preparation.from_dict(each) for each in about["preparations"])
 
 
 def _or_reason(read: Callable[[], T]) -> T | Missing:
@@ -160,18 +128,3 @@ def _or_reason(read: Callable[[], T]) -> T | Missing:
         return read()
     except UserError as error:
         return Missing(error)
-
-
-def _labels(results: Sequence[report.RunResult]) -> list[str]:
-    """Method and fraction; with the folder where that does not tell two runs apart."""
-    plain = []
-    for _, summary, _ in results:
-        fraction = summary["coreset"]["fraction"]
-        plain.append(summary["method"] + (f", {100 * fraction:g} %" if fraction < 1 else ""))
-    names = [result.path.name for result in results]
-    found = []
-    for text, result in zip(plain, results, strict=True):
-        unique = names.count(result.path.name) == 1
-        where = result.path.name if unique else str(result.path)
-        found.append(f"{text} ({where})" if plain.count(text) > 1 else text)
-    return found

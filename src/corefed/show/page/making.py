@@ -1,4 +1,4 @@
-"""From runs to the page: sections are rendered, scripts inlined, and the whole kept below 5 MB."""
+"""From runs to the page: sections are rendered, scripts inlined, and the size kept below 5 MB."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from corefed import __version__
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.show.page import charts, gather, points
-from corefed.show.page.content import Chapter, Missing, Section, figures_of
+from corefed.show.page.content import Chapter, Figures, Missing
 from corefed.show.page.gather import RunFolder
 from corefed.show.page.sections import (
     chosen,
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 LARGEST = 5_000_000
-"""Bytes of a page: what still opens at once on a phone, and goes through most mail servers."""
+"""Bytes of a page: small enough for a phone and for most mail servers."""
 
 
 class _Level(NamedTuple):
-    """How much of each run is shown, and what is said of the rest."""
+    """How much of each run is shown, and a note on the rest."""
 
     most: Most
     pictures: bool = True
@@ -58,14 +58,14 @@ LEVELS = (
         Most(),
         pictures=False,
         chapters=8,
-        note="To keep this page small, it shows no points, and only the first 8 runs one by one; "
-        "make pages of their own for the others.",
+        note="To keep this page small, it shows no points, and details of the first 8 runs only; "
+        "make separate pages for the others.",
     ),
     _Level(
         Most(),
         pictures=False,
         chapters=0,
-        note="To keep this page small, it shows the comparison only; make pages of their own for "
+        note="To keep this page small, it shows the comparison only; make separate pages for "
         "single runs.",
     ),
 )
@@ -79,14 +79,16 @@ def write(
     baseline: Path | None = None,
     images: bool = True,
 ) -> int:
-    """Make the page of these runs and write it; its size in bytes."""
+    """Write the page of these runs; returns its size in bytes."""
     charts.require_library()
     if out.is_dir():
         raise UserError(f"{out} is a folder; --out needs a file, such as {out / 'report.html'}.")
     runs, first = _runs(folders, baseline)
     found = [points.load(run) if images else HIDDEN for run in runs]
     content = b""
-    for level in _useful(len(runs)):
+    for level in LEVELS:
+        if level.chapters is not None and len(runs) <= max(1, level.chapters):
+            continue  # it would leave nothing out
         content = render(runs, first, found, title, level).encode()
         if len(content) < LARGEST:
             break
@@ -96,16 +98,11 @@ def write(
     return len(content)
 
 
-def _useful(runs: int) -> list[_Level]:
-    """Levels that leave something out of a page of so many runs; one run is always shown."""
-    return [each for each in LEVELS if each.chapters is None or runs > max(1, each.chapters)]
-
-
 HIDDEN = Missing("Points are not shown: this page was made with --no-images.")
 
 
 def _runs(folders: Sequence[Path], baseline: Path | None) -> tuple[list[RunFolder], RunFolder]:
-    """All runs, and the one that others are compared with, which need not be named twice."""
+    """All runs, and the baseline, which need not be named twice."""
     places = [folder.resolve() for folder in folders]
     if baseline is not None and baseline.resolve() not in places:
         folders, places = [baseline, *folders], [baseline.resolve(), *places]
@@ -123,7 +120,11 @@ def render(
     """The page as text."""
     several = len(runs) > 1
     sections = comparison.sections(runs, baseline) if several else []
-    shown = [each if level.pictures else _thinned(each) for each in found]
+    shown = [
+        each if level.pictures or isinstance(each, Missing)
+        else Missing("Points are left out to keep this page small.")
+        for each in found
+    ]  # fmt: skip
     chapters = [
         _chapter(run, each, level.most, f"run-{number}-" if several else "", number)
         for number, (run, each) in enumerate(zip(runs, shown, strict=True), 1)
@@ -132,21 +133,25 @@ def render(
     everything = [*sections, *(one for chapter in chapters for one in chapter.sections)]
     contents = [(one.id, one.title) for one in sections or chapters[0].sections]
     contents += [(chapter.id, chapter.title) for chapter in chapters] if several else []
-    library, script = _library(), _own("script.js")
-    if several:
-        words = f"{len(runs)} runs, compared with {baseline.label}"
-    else:
-        words = overview.sentence(runs[0])
+    figures = [
+        figure
+        for section in everything
+        for part in section.parts
+        if isinstance(part, Figures)
+        for figure in part.items
+    ]
+    library, script = _library(), _read_asset("script.js")
+    compared = f"{len(runs)} runs, compared with {baseline.label}"
     return _template().render(
         title=title or _title(runs),
-        subtitle=words,
+        subtitle=compared if several else overview.sentence(runs[0]),
         version=__version__,
         date=time.strftime("%d %B %Y, %H:%M"),
         hashes=_hashes(library, script),
-        style=_safe(_own("style.css")),
+        style=_safe(_read_asset("style.css")),
         library=_safe(library),
         script=_safe(script),
-        specs=_json({figure.id: figure.spec for figure in figures_of(everything)}),
+        specs=_json({figure.id: figure.spec for figure in figures}),
         notes=[level.note] if level.note else [],
         contents=contents,
         sections=sections,
@@ -154,14 +159,10 @@ def render(
     )
 
 
-def _thinned(found: points.ShownPoints | Missing) -> points.ShownPoints | Missing:
-    return found if isinstance(found, Missing) else Missing("Points are left out for the size.")
-
-
 def _chapter(
     run: RunFolder, found: points.ShownPoints | Missing, most: Most, prefix: str, number: int
 ) -> Chapter:
-    sections: list[Section] = [
+    sections = [
         overview.section(run, prefix),
         learning.section(run, prefix),
         clients.section(run, prefix),
@@ -189,21 +190,21 @@ def _short(data: str) -> str:
 # --- HTML -----------------------------------------------------------------------------------------
 
 
-def _own(name: str) -> str:
+def _read_asset(name: str) -> str:
     return (resources("corefed.show.page") / name).read_text(encoding="utf-8")
 
 
 @cache
 def _library() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, in a scope of its own."""
-    from vl_convert import javascript_bundle
+    from vl_convert import javascript_bundle  # of an extra
 
     bundle = javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return _inside_script(f"(()=>{{{bundle}}})();")
 
 
 def _inside_script(text: str) -> str:
-    """Nothing in it may end the element that it is inside of."""
+    """Escape whatever could end the script element."""
     return re.sub(r"<(?=/script|!--|script)", r"\\x3C", text, flags=re.IGNORECASE)
 
 
@@ -214,26 +215,26 @@ def _hashes(*scripts: str) -> str:
 
 
 def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, StrictUndefined  # of an extra
 
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_together
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_bind_percent
     )
-    return environment.from_string(_own("page.html"))
+    return environment.from_string(_read_asset("page.html"))
 
 
-def _together(value: object) -> object:
-    """A number and its percent sign stay on one line."""
+def _bind_percent(value: object) -> object:
+    """Keep a number and its percent sign on one line."""
     return value.replace(" %", "\u00a0%") if type(value) is str else value
 
 
 def _json(value: object) -> Markup:
-    from jinja2.utils import htmlsafe_json_dumps
+    from jinja2.utils import htmlsafe_json_dumps  # of an extra
 
     return htmlsafe_json_dumps(value, separators=(",", ":"))
 
 
 def _safe(text: str) -> Markup:
-    from markupsafe import Markup
+    from markupsafe import Markup  # of an extra
 
     return Markup(text)

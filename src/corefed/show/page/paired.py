@@ -1,14 +1,14 @@
-"""Is one run better than another? Differences of pairs, and what they are pairs of.
+"""Is one run better than another? Paired tests, over seeds or over test points.
 
-Of seeds, where three or more are shared: the same seed deals the same points and starts from the
-same weights, so the differences d_s of the scores are a sample, with Student's interval
+Two runs that share three or more seeds are paired by seed: the same seed gives the same split and
+the same initial weights. The differences d_s of the scores are a sample, with Student's interval
 
     mean(d) +- t_{S-1} std(d) / sqrt(S).
 
-Otherwise of test points, of the first seed that both have: McNemar's exact test on the points that
-one run has right and the other wrong (regression: a t-test), and an interval of the difference
-whose variance is that of the clients' sums (clients c of M points together, D_c their differences'
-sum and n_c their number), since points of a client stand or fall together:
+Otherwise they are paired by the test points of the first seed that both have. The test is McNemar's
+exact test on the points that only one run has right (regression: a t-test). Points of a client are
+correlated, so the interval's variance is that of the clients' sums. Client c has n_c of the M
+points, and D_c is the sum of their differences:
 
     d = sum_c D_c / M,    var(d) = C / (C - 1) sum_c (D_c - n_c d)^2 / M^2.
 
@@ -41,18 +41,19 @@ Values = npt.NDArray[np.float64]
 
 
 class Difference(NamedTuple):
-    """Of a run's score minus the baseline's."""
+    """A run's score minus the baseline's."""
 
     mean: float
     low: float  # NaN: there is no interval
     high: float
     p: float  # NaN: there is no test
-    pairs: str  # what was paired, in words
+    pairs: str  # what was paired
 
 
 def compare(run: RunFolder, baseline: RunFolder) -> Difference | Missing:
-    """The difference between two runs, paired by seeds or else by test points."""
-    differing = _differing(run, baseline)
+    """The difference between two runs, paired by seeds or test points."""
+    own, other = run.summary["config"], baseline.summary["config"]
+    differing = next((key for key in SAME if own.get(key) != other.get(key)), "")
     if differing:
         return Missing(f"not comparable: {differing} differs")
     if not run.score or run.score != baseline.score:
@@ -67,12 +68,12 @@ def compare(run: RunFolder, baseline: RunFolder) -> Difference | Missing:
 
 def by_seed(scores: Sequence[float], others: Sequence[float]) -> Difference:
     """A paired t-test; without spread there is no test."""
-    from scipy.stats import ttest_rel
+    from scipy.stats import ttest_rel  # takes a second
 
     mean = float(np.mean(np.subtract(scores, others)))
     words = f"{len(scores)} seeds"
     if np.ptp(np.subtract(scores, others)) <= 1e-12 * max(1.0, abs(mean)):
-        return Difference(mean, math.nan, math.nan, math.nan, f"{words}, all alike")
+        return Difference(mean, math.nan, math.nan, math.nan, f"{words}, all the same")
     found = ttest_rel(scores, others)
     low, high = found.confidence_interval(LEVEL)
     return Difference(mean, float(low), float(high), float(found.pvalue), words)
@@ -81,8 +82,8 @@ def by_seed(scores: Sequence[float], others: Sequence[float]) -> Difference:
 def by_point(
     gains: npt.ArrayLike, clients: npt.ArrayLike, *, classification: bool
 ) -> tuple[float, float, float, float]:
-    """Mean, interval and p-value of what each test point gains, of points in clients."""
-    from scipy.stats import binomtest
+    """Mean, interval and p-value of the gains of test points, which are grouped in clients."""
+    from scipy.stats import binomtest  # takes a second
     from scipy.stats import t as student
 
     d: Values = np.asarray(gains, dtype=np.float64)
@@ -104,7 +105,7 @@ def by_point(
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """P-values corrected for being many (Holm 1979); NaN is no test and stays."""
+    """P-values corrected for multiple tests (Holm 1979); NaN, no test, stays."""
     tests = sorted((p, place) for place, p in enumerate(values) if not math.isnan(p))
     found, largest = list(values), 0.0
     for rank, (p, place) in enumerate(tests):
@@ -113,18 +114,13 @@ def holm(values: Sequence[float]) -> list[float]:
     return found
 
 
-def _differing(run: RunFolder, baseline: RunFolder) -> str:
-    own, other = run.summary["config"], baseline.summary["config"]
-    return next((key for key in SAME if own.get(key) != other.get(key)), "")
-
-
 def _scores(run: RunFolder, seeds: Sequence[int]) -> list[float]:
     each = run.metrics[f"{run.main}_{run.score}"]["per_seed"]
     return [each[run.seeds.index(seed)] for seed in seeds]
 
 
 def _by_point(run: RunFolder, baseline: RunFolder, seed: int) -> Difference | Missing:
-    mine, theirs = _of_seed(run, seed), _of_seed(baseline, seed)
+    mine, theirs = _predictions(run, seed), _predictions(baseline, seed)
     if isinstance(mine, Missing):
         return Missing(f"no paired test: {mine}")
     if isinstance(theirs, Missing):
@@ -144,7 +140,7 @@ def _by_point(run: RunFolder, baseline: RunFolder, seed: int) -> Difference | Mi
     return Difference(*found, f"{len(gains)} {words}, seed {seed}")
 
 
-def _of_seed(run: RunFolder, seed: int) -> Tree | Missing:
+def _predictions(run: RunFolder, seed: int) -> Tree | Missing:
     if isinstance(run.held_out, Missing):
         return run.held_out
     per_run = run.summary["clients"]

@@ -1,7 +1,7 @@
-"""The points behind a run, found again: their pictures, or their columns.
+"""The points of a run, loaded again: their images, or their columns.
 
-A run keeps which points it chose and tested, not the points. The data are loaded and dealt again as
-the run did it; where labels or numbers of points differ from the record, nothing is shown.
+A run records which points it selected and tested, not the points themselves. The data are loaded
+and split again. If labels or numbers of points differ from the record, nothing is shown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Part = Literal["train", "test"]
 SQUARES = {"digits": 8, "mnist": 28, "fashion-mnist": 28}
 """Sets of flat grey images, by the length of their side."""
 THUMBNAIL = 96
-"""Pixels of the longer side of a picture from a file; JPEG's quality is Pillow's default."""
+"""Pixels of the longer side of an image from a file."""
 
 
 class Picture(NamedTuple):
@@ -57,12 +57,12 @@ class ShownPoints(NamedTuple):
 
     y: Labels
     columns: tuple[str, ...]  # of rows; empty: points are pictures
-    picture: Callable[[Part, int, int], Picture | None]  # None: it cannot be read any more
+    picture: Callable[[Part, int, int], Picture | None]  # None: it can no longer be read
     row: Callable[[Part, int, int], Row]
 
 
 def load(run: RunFolder) -> ShownPoints | Missing:
-    """Load and deal the data of a run again."""
+    """Load and split the data of a run again."""
     if isinstance(run.experiment, Missing):
         return run.experiment
     settings = dataclasses.replace(run.experiment.run, seeds=run.experiment.run.seeds[:1])
@@ -79,9 +79,9 @@ def load(run: RunFolder) -> ShownPoints | Missing:
             embedded = settings.data.startswith(datasets.IMAGES) and settings.embedding != "none"
             points = (_files if embedded else _stacked)(settings)
     except UserError as error:
-        return Missing(f"The points are not shown, as the data are not at hand: {error}")
+        return Missing(f"The points are not shown, because the data cannot be loaded: {error}")
     return points if _same(run, points.y) else Missing(
-        "The points are not shown: the data are not what they were when the run was made."
+        "The points are not shown: the data have changed since the run was made."
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def _stacked(settings: Run) -> ShownPoints:
         )
     )
 
-    if preparation.target_mean:  # training targets are as they are learnt
+    if preparation.target_mean:  # training targets are standardised
         mean, std = preparation.unit
         labels = labels._replace(train=[y.double() * std + mean for y in labels.train])
 
@@ -136,7 +136,7 @@ def _stacked(settings: Run) -> ShownPoints:
 
 
 def _raw(preparation: Preparation, client: str, x: Tensor) -> Tensor:
-    """A point as its owner has it, from what the network sees."""
+    """A point in its original units, from what the network sees."""
     scale = preparation.clients.get(client, Scale(preparation.mean, preparation.std))
     mean, std = (torch.tensor(each, dtype=torch.float64) for each in (scale.mean, scale.std))
     if len(mean) > 1:
@@ -145,14 +145,14 @@ def _raw(preparation: Preparation, client: str, x: Tensor) -> Tensor:
 
 
 def names(preparation: Preparation) -> tuple[str, ...]:
-    """Of the columns; features without names are numbered."""
+    """Names of the columns; features without names are numbered."""
     if preparation.columns:
         return tuple(column.name for column in preparation.columns)
     return tuple(f"x{i}" for i in range(math.prod(preparation.shape)))
 
 
 def cells(preparation: Preparation, x: Tensor) -> Row:
-    """A point's values, one a column: categories by name, a missing value empty."""
+    """A point's values, one per column: categories by name, a missing value empty."""
     flat = x.flatten().tolist()
     if not preparation.columns:
         return [number(value, ".4g") for value in flat]
@@ -179,7 +179,7 @@ def _levels(data: str, x: Tensor) -> Tensor:
 
 
 def png(levels: Tensor) -> Picture:
-    from PIL import Image
+    from PIL import Image  # a tenth of a second
 
     array = levels.numpy()
     image = Image.fromarray(array if array.ndim == 2 else array.transpose(1, 2, 0))
@@ -193,11 +193,11 @@ def _encoded(image: Image.Image, kind: str, **options: bool) -> Picture:
     return Picture(f"data:image/{kind.lower()};base64,{text}", image.size)
 
 
-# --- images in files, of which the network saw features -------------------------------------------
+# --- images in files, whose features the network saw ----------------------------------------------
 
 
 def _files(settings: Run) -> ShownPoints:
-    """Deal the images' numbers as the run dealt their features, which are not needed."""
+    """Split the images as the run split their features, which are not needed."""
     found = _image_set(settings)
     numbers = torch.arange(len(found.y))
     pool = Dataset(
@@ -209,7 +209,7 @@ def _files(settings: Run) -> ShownPoints:
         labels=found.labels,
         keep_split=found.held_out is not None,
     )
-    if settings.bad_images == "skip":  # those that could not be read were no points
+    if settings.bad_images == "skip":  # unreadable images were left out
         kept = embedding.features(found.pictures, settings.embedding, refuse=False).readable
         held_out = None if pool.held_out is None else pool.held_out[kept]
         pool = pool._replace(x=pool.x[kept], y=pool.y[kept], held_out=held_out)
@@ -217,8 +217,8 @@ def _files(settings: Run) -> ShownPoints:
         pool = select(pool, settings.classes)
     seed = settings.seeds[0]
     spec = settings.partition or partition.default_for(settings.data)
-    dealt = partition.split(spec, pool, settings.clients, seed)
-    splits = partition.thin(dealt, settings.keep, seed)
+    splits = partition.split(spec, pool, settings.clients, seed)
+    splits = partition.thin(splits, settings.keep, seed)
     labels = Labels([pool.y[one.train] for one in splits], [pool.y[one.test] for one in splits])
 
     def picture(part: Part, client: int, point: int) -> Picture | None:

@@ -53,7 +53,7 @@
       try {
         await draw(element);
       } catch (error) {
-        element.textContent = "This chart could not be drawn; its figures are below.";
+        element.textContent = "This chart could not be drawn; its numbers are below.";
         console.error(error);
       }
     }

@@ -1,14 +1,14 @@
-"""A run followed in another tool: `corefed run --track mlflow`, `--track tensorboard`.
+"""Log a run to another tool: `corefed run --track mlflow`, `--track tensorboard`.
 
     reach     before anything is written: is the tool installed, does it answer?
-    start     once the run's folder exists, with the rounds that it has already
+    start     once the run's folder exists, with the rounds that it already has
     round     after each round
-    finish    with the files of the run and what became of it
+    finish    with the files of the run and its outcome
 
-The run's own record (`record.py`) is what counts; a tool gets a copy of it. So a tool that fails
-midway costs a warning and never the training, and what it missed is logged by a resumed run. Every
-curve ends at the figure of summary.json that has its name: metrics, loss and coreset figures are
-means over seeds, costs are those so far of all seeds together.
+A tool gets a copy of the run's own record (`record.py`). If a tool fails, training goes on with a
+warning, and a resumed run logs what is missing. The last point of every curve is the value of the
+same name in summary.json. Metrics, loss and coreset values are means over seeds; costs are totals
+over seeds.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from typing import Any, Literal, NamedTuple, Protocol
 from corefed.base.errors import UserError, did_you_mean
 
 MARKS = {"mlflow": "mlflow.json", "tensorboard": "tensorboard"}
-"""The tools, each with what it leaves in the folder of a run that it follows."""
+"""The tools, each with the file or folder that it leaves in a run's folder."""
 
 Outcome = Literal["finished", "stopped", "failed"]
 
 
 class LoggedRound(NamedTuple):
-    """What is logged of one round."""
+    """What is logged for one round."""
 
     round: int
     means: dict[str, float]
-    by_seed: dict[str, dict[int, float]]  # name -> seed -> figure; empty where there is one seed
+    by_seed: dict[str, dict[int, float]]  # name -> seed -> value; empty where there is one seed
 
 
 class Tracker(Protocol):
-    """One tool. Any exception of these means that it failed."""
+    """One tool. Any exception means that it failed."""
 
     def start(
         self, folder: Path, values: Mapping[str, Any], points: Sequence[LoggedRound]
@@ -52,7 +52,7 @@ class Tracker(Protocol):
 
 
 class RoundLog:
-    """Lines of rounds.jsonl, in their order, as points of curves."""
+    """Turns lines of rounds.jsonl, in order, into points of curves."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self._seeds = seeds
@@ -84,28 +84,28 @@ class RoundLog:
 
 
 class Trackers:
-    """All tools that follow a run. One that fails is left out from there on, with one warning."""
+    """All tools of a run. One that fails is dropped with one warning."""
 
     def __init__(self, trackers: Mapping[str, Tracker], folder: Path) -> None:
         self._live = dict(trackers)
         self._folder = folder
-        self._figures: RoundLog | None = None  # until the run has begun
+        self._log: RoundLog | None = None  # until the run has begun
         self._ended = False
 
     def start(self, values: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
-        """The run has begun to record itself, or goes on after `lines`."""
-        figures = self._figures = RoundLog(values["seeds"])
-        points = [figures.add(line) for line in lines] if self._live else []
+        """The run has begun, or is resumed after `lines`."""
+        log = self._log = RoundLog(values["seeds"])
+        points = [log.add(line) for line in lines] if self._live else []
         self._each(lambda tracker: tracker.start(self._folder, values, points))
 
     def round(self, line: Mapping[str, Any]) -> None:
-        if self._live and self._figures is not None:
-            point = self._figures.add(line)
+        if self._live and self._log is not None:
+            point = self._log.add(line)
             self._each(lambda tracker: tracker.round(point))
 
     def finish(self, summary: Mapping[str, Any] | None, outcome: Outcome) -> None:
-        """Once; nothing was started where a run was refused before it began."""
-        if self._figures is not None and not self._ended:
+        """Finish once; a run that was refused before it began has started nothing."""
+        if self._log is not None and not self._ended:
             self._ended = True
             self._each(lambda tracker: tracker.finish(summary, outcome))
 
@@ -126,7 +126,7 @@ class Trackers:
 
 @contextmanager
 def following(given: Sequence[str], folder: Path) -> Iterator[Trackers]:
-    """The tools of `--track`, reached or refused; told so where the run ends by an exception."""
+    """The tools of `--track`, reached or refused; they learn it if an exception ends the run."""
     reached = {n: import_module(f"corefed.show.tracking.{n}").reach(folder) for n in names(given)}
     trackers = Trackers(reached, folder)
     try:
@@ -140,7 +140,7 @@ def following(given: Sequence[str], folder: Path) -> Iterator[Trackers]:
 
 
 def names(given: Sequence[str]) -> list[str]:
-    """`--track`, repeated or with commas, as names of tools, each once."""
+    """The names in `--track`, repeated or with commas, each once."""
     found: dict[str, None] = {}
     for name in (part.strip() for text in given for part in text.split(",")):
         if name not in MARKS:
@@ -151,17 +151,17 @@ def names(given: Sequence[str]) -> list[str]:
 
 
 def forgotten(given: Sequence[str], folder: Path) -> list[str]:
-    """Tools that followed the run in this folder before, and are not asked for now."""
+    """Tools that tracked the run in this folder before, and are not asked for now."""
     return [n for n, mark in MARKS.items() if n not in given and (folder / mark).exists()]
 
 
 def public(text: str) -> str:
-    """Addresses without the user and password in them, to be printed and remembered."""
+    """The text with user names and passwords removed from addresses."""
     return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an exception, without its full stop; of a long one, both ends."""
+    """The first line of an exception, shortened in the middle, without its full stop."""
     lines = public(str(error)).strip().splitlines()
     text = (lines[0] if lines else type(error).__name__).rstrip(".")
     return text if len(text) <= 240 else f"{text[:120]} ... {text[-115:]}"

@@ -1,14 +1,13 @@
-"""MLflow: one run of it for one run of ours, by its client (mlflow-skinny is enough).
+"""MLflow: one MLflow run per run, by its client (mlflow-skinny is enough).
 
-Where: MLFLOW_TRACKING_URI; or what MLflow has in the working directory, its database mlflow.db if
-there is one (its files would be taken for a broken store in mlruns/), else the folder mlruns/. A
-store of files needs nothing else, and several runs can write side by side; newer versions of MLflow
-want to be asked for it, by MLFLOW_ALLOW_FILE_STORE. Which experiment: MLFLOW_EXPERIMENT_ID or
-MLFLOW_EXPERIMENT_NAME, or "corefed".
+Where: MLFLOW_TRACKING_URI, else mlflow.db in the working directory if it exists (MLflow would take
+mlruns/ beside it for a broken store), else the folder mlruns/. Several runs can write to a folder
+at once. Newer versions of MLflow allow folders only with MLFLOW_ALLOW_FILE_STORE. The experiment
+is MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME, or "corefed".
 
-RUN/mlflow.json remembers both, so that a resumed run goes on in the same run of MLflow, with the
-round after the last one it has. MLflow keeps parameters for ever, so a setting that a resumed run
-changes (rounds) becomes a tag.
+RUN/mlflow.json stores the address and the run's id. A resumed run continues the same MLflow run
+with the round after the last one logged. MLflow's parameters cannot change, so a setting that a
+resumed run changes (rounds) becomes a tag.
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ from corefed.training import record
 
 EXPERIMENT = "corefed"
 PAUSE = 2.0
-"""Seconds between messages: rounds of milliseconds are sent many at a time."""
+"""Seconds between messages: short rounds are sent many at a time."""
 IMPATIENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
-"""A server that is gone must not hold up training for the minutes that MLflow would try."""
+"""An unreachable server must not stop training for minutes, as MLflow's defaults would."""
 LAST = "cost/seconds_per_round"
-"""The metric that ends a round: where it is, the round's others are."""
+"""The last metric that is sent for a round: if it is there, so are the others."""
 MOST_PARAMETERS, MOST_METRICS = 100, 1000  # in one message, of MLflow's own
 STATUS: dict[Outcome, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 ARTEFACTS = (record.EXPERIMENT, record.ROUNDS, record.SUMMARY, "report.html", "*.png", "*.svg")
 
 
 def reach(folder: Path) -> MLflowRun:
-    """A store that answers, or a UserError; a store of files that is not there is not made yet."""
+    """A store that answers, or a UserError. A missing folder is not created yet."""
     if find_spec("mlflow") is None:
         raise UserError("--track mlflow needs MLflow: pip install 'corefed[mlflow]'.")
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # before it is imported
@@ -90,11 +89,11 @@ class MLflowRun:
 
     @cached_property
     def _client(self) -> Any:
-        """Made when it is needed, since a store of files makes its folder at once."""
+        """Made when it is needed, since a file store creates its folder at once."""
         return import_module("mlflow").MlflowClient(tracking_uri=self._uri)
 
     def look(self) -> Any:
-        """The experiment to log into, or None where it is to be made."""
+        """The experiment to log into, or None if it must be created."""
         chosen = os.environ.get("MLFLOW_EXPERIMENT_ID")
         if chosen:
             found = self._client.get_experiment(chosen)
@@ -129,11 +128,11 @@ class MLflowRun:
         for pattern in ARTEFACTS:
             for path in sorted(self._folder.glob(pattern)):
                 self._client.log_artifact(self._id, str(path))
-        with redirect_stdout(sys.stderr):  # it says where to look, and stdout is for results
+        with redirect_stdout(sys.stderr):  # it prints an address, and stdout is for results
             self._client.set_terminated(self._id, STATUS[outcome])
 
     def _go_on(self) -> Any:
-        """The run that followed this one before; None where it is new, or was deleted there."""
+        """The MLflow run of this run; None if there is none, or if it was deleted."""
         if self._id is None:
             return None
         try:
@@ -183,7 +182,7 @@ class MLflowRun:
         return max((metric.step for metric in history), default=0)
 
     def _collect(self, point: LoggedRound) -> None:
-        """What MLflow has not yet; a round trained again after a kill gave the same figures."""
+        """What MLflow does not have yet; a round trained again gives the same numbers."""
         if point.round <= self._skip:
             return
         metric, now = import_module("mlflow.entities").Metric, _milliseconds()
@@ -216,7 +215,7 @@ def _experiment_name() -> str:
 
 
 def _remembered(folder: Path) -> dict[str, str]:
-    """mlflow.json of a run that was followed before; one that cannot be read is as none."""
+    """mlflow.json of a run that was tracked before; empty if it cannot be read."""
     try:
         content = json.loads((folder / MARKS["mlflow"]).read_text(encoding="utf-8"))
         return {key: str(content[key]) for key in ("tracking_uri", "run_id")}
@@ -225,7 +224,7 @@ def _remembered(folder: Path) -> dict[str, str]:
 
 
 def _local(uri: str) -> Path | None:
-    """The folder of a store of files; None for a server or a database."""
+    """The folder of a file store; None for a server or a database."""
     parts = urlsplit(uri)
     if parts.scheme == "file":
         return Path(url2pathname(parts.path))

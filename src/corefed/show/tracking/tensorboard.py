@@ -1,9 +1,9 @@
 """TensorBoard: event files in RUN/tensorboard, by `torch.utils.tensorboard`.
 
-Scalars have the round as their step; a tag with a slash is a group on TensorBoard's page. Settings
-are a text from the beginning, and hyper-parameters beside the final metrics once the run is
-complete. A resumed run adds a file that begins with the round after the last one logged: the mark
-in it (`purge_step`) makes TensorBoard drop what an interrupted round left beyond it.
+The step of a scalar is its round; a tag with a slash is a group on TensorBoard's page. Settings are
+logged as text at the start, and as hyper-parameters beside the final metrics at the end. A resumed
+run adds a file that starts with the round after the last one logged. Its `purge_step` makes
+TensorBoard drop what an interrupted round left behind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from corefed.show import report
 from corefed.show.tracking import MARKS, LoggedRound, Outcome
 
 FLUSH = 5
-"""Seconds after which what was logged is on the disk, and so on TensorBoard's page."""
+"""Seconds until what was logged is on the disk, and so on TensorBoard's page."""
 
 
 def reach(folder: Path) -> Writer:
@@ -38,11 +38,11 @@ class Writer:
 
     def __init__(self) -> None:
         self._writer: Any = None
-        # The library writes in a thread, whose failure it raises at our next call as well.
+        # The library writes in a thread. Its failure is also raised at our next call.
         self._hook = threading.excepthook
 
     def start(self, folder: Path, values: Mapping[str, Any], points: Sequence[LoggedRound]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard import SummaryWriter  # of an extra
 
         self._folder = folder
         self._settings = {k: _plain(value) for k, value in values.items()}
@@ -80,7 +80,7 @@ class Writer:
 
     def _draw(self) -> None:
         """The learning curves, as `corefed compare --plot` draws them."""
-        from matplotlib.image import imread
+        from matplotlib.image import imread  # matplotlib takes half a second
 
         with TemporaryDirectory() as folder:
             picture = Path(folder) / "curves.png"
@@ -89,10 +89,10 @@ class Writer:
         self._writer.add_image("learning_curves", pixels, self._last, dataformats="HWC")
 
     def _compare(self, summary: Mapping[str, Any]) -> None:
-        """A row of TensorBoard's page of hyper-parameters; the metrics are scalars logged above."""
-        from torch.utils.tensorboard.summary import hparams
+        """A row on TensorBoard's page of hyper-parameters."""
+        from torch.utils.tensorboard.summary import hparams  # of an extra
 
-        metrics = dict.fromkeys(summary["metrics"], 0.0)  # names alone are kept
+        metrics = dict.fromkeys(summary["metrics"], 0.0)  # only the names count
         for part in hparams(self._settings, metrics):
             self._writer.file_writer.add_summary(part)
 
@@ -121,7 +121,7 @@ def _plain(value: object) -> bool | int | float | str:
 
 
 def _logged(path: Path) -> int | None:
-    """The last round that the event files of a folder have; None where there are none."""
+    """The last round in the event files of a folder; None if there are none."""
     if not any(path.glob("events.out.tfevents.*")):
         return None
     module = import_module("tensorboard.backend.event_processing.event_accumulator")

@@ -1,4 +1,4 @@
-"""The coreset: how many points, with which weights, how good, and which."""
+"""The coreset: its size, weights, quality and points."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ from corefed.show.page.sections.clients import span
 
 BINS = 24
 COLUMNS = 12
-"""Of a table, as many as are shown of a row."""
+"""Columns of a data table that are shown."""
 AID = (
-    "Each client trains on a few weighted points that stand in for all of its data; a weight says "
-    "for how many points one speaks, and over uniform below 1 beats a random subset of the size."
+    "Each client trains on a few weighted points that stand in for all of its data. A weight is "
+    "the number of points that one represents. A ratio below 1 means a better fit than a random "
+    "subset of the same size."
 )
 
 
 class Most(NamedTuple):
-    """How much of the points is shown."""
+    """How many points are shown."""
 
     clients: int = 10
     per_class: int = 3
@@ -57,7 +58,7 @@ def section(run: RunFolder, points: ShownPoints | Missing, most: Most, prefix: s
         parts: list[Part] = [Figures(quality)] if quality else []
         return Section(name, title, AID if quality else "", [*parts, missing(run.models)])
     if "weight" not in run.models:
-        sentence = f"{run.summary['method']} trains on all data: there is no coreset to show."
+        sentence = f"{run.summary['method']} trains on all data: it has no coreset."
         return Section(name, title, "", [Text(sentence)])
     per_run = run.summary["clients"]
     weight = run.models["weight"][:per_run].double()
@@ -85,8 +86,8 @@ def _histogram(run: RunFolder, weight: Tensor, sizes: Sequence[int], name: str) 
         {"low": float(a), "high": float(b), "y": int(count)}
         for a, b, count in zip(edges[:-1], edges[1:], counts, strict=True)
     ]
-    said = (
-        f"{span(chosen)} of {span(sizes)} points a client, {sum(chosen)} in all; weights "
+    finding = (
+        f"{span(chosen)} of {span(sizes)} points per client, {sum(chosen)} in total; weights "
         f"{own.min():.3g} to {own.max():.3g}, median {np.median(own):.3g} (seed {run.seeds[0]})."
     )
     table = ReportTable(
@@ -98,12 +99,12 @@ def _histogram(run: RunFolder, weight: Tensor, sizes: Sequence[int], name: str) 
         ],
     )
     spec = charts.histogram(data, "weight of a point", "points")
-    return Figure(f"{name}-weights", "Weights of the chosen points", spec, said, table)
+    return Figure(f"{name}-weights", "Weights of the chosen points", spec, finding, table)
 
 
 def _quality(run: RunFolder, name: str) -> list[Figure]:
-    """What a method measures of its coresets, over rounds."""
-    keys = {"held_out_error": "held-out error", "over_uniform": "over uniform"}
+    """The measured quality of the coresets over rounds."""
+    keys = {"held_out_error": "held-out error", "over_uniform": "ratio to a random subset"}
     series = []
     for key, words in keys.items():
         for line in run.lines:
@@ -118,34 +119,35 @@ def _quality(run: RunFolder, name: str) -> list[Figure]:
         for words, at, mean, std in series
     ]
     last = {words: mean for words, _, mean, _ in series}
-    said = ", ".join(f"{words} {mean:.3g}" for words, mean in last.items())
-    renewed = run.lines[-1]["coreset"].get("refreshes", [None])
-    if None not in renewed:
-        said += f"; chosen anew {statistics.fmean(renewed):.1f} times a client"
-    refreshed = {
+    finding = ", ".join(f"{words} {mean:.3g}" for words, mean in last.items())
+    refreshes = {
         line["round"]: statistics.fmean(line["coreset"]["refreshes"])
         for line in run.lines
         if None not in line["coreset"].get("refreshes", [None])
     }
+    if run.lines[-1]["round"] in refreshes:
+        finding += f"; {refreshes[run.lines[-1]['round']]:.1f} refreshes per client"
     table = ReportTable(
         "Quality of the coresets, mean over clients",
-        ("round", "measure", "mean", "std over seeds", "times chosen"),
+        ("round", "measure", "mean", "std over seeds", "refreshes"),
         [
             (str(at), words, number(mean, ".4g"), number(std, ".2g"),
-             number(refreshed.get(at), ".1f"))
+             number(refreshes.get(at), ".1f"))
             for words, at, mean, std in series
         ],
     )  # fmt: skip
     band = any(std > 0 for *_, std in series)
     spec = charts.series(
-        data, list(keys.values()), "round", "error, lower is better", form=".2~g", x_form="d",
+        data, list(keys.values()), "round", "lower is better", form=".2~g", x_form="d",
         band=band, points=len(data) <= 80, zero=True, step=True,
     )  # fmt: skip
-    return [Figure(f"{name}-quality", "Quality over rounds", spec, f"At the end: {said}.", table)]
+    return [
+        Figure(f"{name}-quality", "Quality over rounds", spec, f"At the end: {finding}.", table)
+    ]
 
 
 def _by_client(run: RunFolder, weight: Tensor, sizes: Sequence[int]) -> ReportTable:
-    """How many points, and how many equal ones their weights amount to."""
+    """Number of points, sum of weights, and effective number of points."""
     rows = []
     for name, w, n in zip(run.names, weight, sizes, strict=True):
         own = w[w > 0]
@@ -163,17 +165,15 @@ def _by_client(run: RunFolder, weight: Tensor, sizes: Sequence[int]) -> ReportTa
     heads = ("client", "points", "chosen", "sum of weights", "largest weight", "effective points")
     return ReportTable(
         f"The coreset of each client, seed {run.seeds[0]}", heads, rows,
-        note="Effective points: the number of equally weighted points with the same spread of "
-        "weights, (sum of w)² / sum of w².",
+        note="Effective points: (sum of w)² / sum of w², which is the number of points where all "
+        "weights are equal.",
     )  # fmt: skip
 
 
 def _gallery(run: RunFolder, weight: Tensor, points: ShownPoints, most: Most) -> Part:
-    """Pictures of the largest weights of every client and class."""
+    """Images with the largest weights of every client and class."""
     groups, gone = [], 0
-    for client, (name, w) in enumerate(zip(run.names, weight, strict=True)):
-        if client == most.clients:
-            break
+    for client, (name, w) in enumerate(list(zip(run.names, weight, strict=True))[: most.clients]):
         cards = []
         for place in largest(w, points.y.train[client], most.per_class):
             picture = points.picture("train", client, place)
@@ -184,17 +184,15 @@ def _gallery(run: RunFolder, weight: Tensor, points: ShownPoints, most: Most) ->
             words = f"Image of class {label}, weight {value:.1f}"
             cards.append(Card((label, f"{TIMES} {value:.1f}"), picture.source, words, picture.size))
         groups.append(Group(f"{name}, {int((w > 0).sum())} chosen", cards))
-    note = (
-        f"Of every class the images with the largest weights; {TIMES} says for how many one speaks."
-    )
+    note = f"The images with the largest weights of each class; {TIMES} is the weight."
     if len(groups) < len(run.names):
         note += f" The first {len(groups)} of {len(run.names)} clients are shown."
-    note += f" {gone} images cannot be read any more." if gone else ""
+    note += f" {gone} images can no longer be read." if gone else ""
     return Gallery(f"Chosen images, seed {run.seeds[0]}", groups, small=True, note=note)
 
 
 def largest(w: Tensor, y: Tensor, per_class: int) -> list[int]:
-    """Places of the largest weights of every class, by class and then by falling weight."""
+    """Positions of the largest weights of every class, by class and then by falling weight."""
     found: list[int] = []
     own = w[: len(y)]
     for label in y.unique().tolist():
@@ -206,11 +204,9 @@ def largest(w: Tensor, y: Tensor, per_class: int) -> list[int]:
 
 
 def _rows(run: RunFolder, weight: Tensor, points: ShownPoints, most: Most) -> Part:
-    """Columns of the points with the largest weights of every client."""
+    """The rows with the largest weights of every client."""
     rows = []
-    for client, (name, w) in enumerate(zip(run.names, weight, strict=True)):
-        if client == most.clients:
-            break
+    for client, (name, w) in enumerate(list(zip(run.names, weight, strict=True))[: most.clients]):
         y = points.y.train[client]
         order = w[: len(y)].argsort(descending=True, stable=True)[: most.rows]
         for place in order.tolist():
@@ -218,7 +214,7 @@ def _rows(run: RunFolder, weight: Tensor, points: ShownPoints, most: Most) -> Pa
                 shown = points.row("train", client, place)[:COLUMNS]
                 rows.append((name, number(w[place].item(), ".3g"), truth(run, y[place]), *shown))
     dropped = len(points.columns) - COLUMNS
-    note = f"{dropped} more columns are left out." if dropped > 0 else ""
+    note = f"{dropped} more columns are not shown." if dropped > 0 else ""
     if most.clients < len(run.names):
         note += f" The first {most.clients} of {len(run.names)} clients are shown."
     heads = ("client", "weight", target_name(run), *points.columns[:COLUMNS])

@@ -1,4 +1,4 @@
-"""Several runs side by side: figures, paired tests, curves, and what each point of score costs."""
+"""Several runs side by side: results, paired tests, curves, and cost against score."""
 
 from __future__ import annotations
 
@@ -21,12 +21,20 @@ from corefed.show.page.content import (
     missing,
     number,
 )
-from corefed.show.page.gather import RunFolder, curve, heading, score_name, score_text, shown
+from corefed.show.page.gather import (
+    RunFolder,
+    capitalize,
+    score_axis,
+    score_cell,
+    score_name,
+    score_text,
+)
 from corefed.show.page.sections import learning
+from corefed.show.report import curve
 
 COSTS = {
-    "examples_processed": ("examples", "examples processed a seed"),
-    "bytes": ("bytes", "bytes sent and received a seed"),
+    "examples_processed": ("examples", "examples processed per seed"),
+    "bytes": ("bytes", "bytes sent and received per seed"),
     "seconds": ("seconds", "seconds of training, all seeds"),
 }
 
@@ -37,17 +45,12 @@ def sections(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Section]:
     parts: list[Part] = []
     data = sorted({run.summary["data"] for run in runs})
     if len(data) > 1:
-        parts.append(
-            Text(
-                f"These runs are on different data ({', '.join(data)}): their figures do not "
-                "compare.",
-                missing=True,
-            )
-        )
+        words = f"These runs are on different data ({', '.join(data)}) and cannot be compared."
+        parts.append(missing(words))
     first = Section(
         "comparison",
         "Comparison",
-        "One row a run; a header sorts by its column. Differences are to "
+        "One row per run; click a header to sort. Differences are from "
         f"{baseline.label}, with 95 % intervals.",
         [*parts, *table(runs, baseline)],
     )
@@ -64,21 +67,22 @@ def sections(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Section]:
 
 
 def table(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Part]:
-    """Figures of every run, with the difference to the baseline where they can be paired."""
+    """The results of every run, and the difference from the baseline where they can be paired."""
     found = {run.path: paired.compare(run, baseline) for run in runs if run is not baseline}
     tested = [d for d in found.values() if not isinstance(d, Missing)]
     corrected = dict(zip(map(id, tested), paired.holm([d.p for d in tested]), strict=True))
     differing = [
         key for key in ("data", "partition", "clients") if len({r.summary[key] for r in runs}) > 1
     ]
-    models = [m for m in ("personal", "global", "localized") for run in runs
-              if run.score and f"{m}_{run.score}" in run.metrics]  # fmt: skip
-    models = list(dict.fromkeys(models))
+    models = [
+        m for m in ("personal", "global", "localized")
+        if any(run.score and f"{m}_{run.score}" in run.metrics for run in runs)
+    ]  # fmt: skip
     units = {run.score for run in runs if run.score}
     unit = "%" if units == {"accuracy"} else "RMSE" if units == {"rmse"} else "score"
-    scores = [f"{shown(m)}, {unit}" for m in models]
+    scores = [f"{m}, {unit}" for m in models]
     heads = ["run", *differing, *scores[:1], "difference", "95 % interval", "p (Holm)"]
-    heads += [*scores[1:], "NLL", "ECE", "k/n, %", "seeds", "rounds", "s a round", "MB sent"]
+    heads += [*scores[1:], "NLL", "ECE", "k/n, %", "seeds", "rounds", "s per round", "MB sent"]
     heads += ["examples", "paired by"]
     rows: list[Row] = []
     for run in runs:
@@ -102,33 +106,33 @@ def table(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Part]:
             )
         )
     over = "mean ± std over seeds" if any(len(run.seeds) > 1 for run in runs) else "one seed"
-    caption = f"Last evaluated round, {over}; costs are of all seeds together"
-    parts: list[Part] = [ReportTable(caption, heads, rows, sortable=True, note=_how(tested))]
+    caption = f"Last evaluated round, {over}; costs are totals over seeds"
+    parts: list[Part] = [ReportTable(caption, heads, rows, sortable=True, note=_explain(tested))]
     reasons = {
         f"{run.label}: {d}." for run in runs if isinstance(d := found.get(run.path), Missing)
     }
     return parts + [missing(reason) for reason in sorted(reasons)]
 
 
-def _how(tested: Sequence[paired.Difference]) -> str:
+def _explain(tested: Sequence[paired.Difference]) -> str:
     if not tested:
         return ""
     words = []
     if any("seeds" in each.pairs for each in tested):
         words.append(
-            "Paired by seeds: Student's interval of the differences of seeds that both runs have."
+            "Paired by seeds: Student's interval of the differences, over the seeds of both runs."
         )
     if any("test points" in each.pairs for each in tested):
         words.append(
             "Paired by test points: McNemar's exact test (regression: a t-test of squared errors); "
-            "the interval lets points of a client vary together. These are the predictions kept at "
-            "the end of a run, which average other draws of the weights than its evaluation; they "
-            "speak of these trained models, not of training again with another seed."
+            "the interval allows for correlation within a client. These are the predictions saved "
+            "at the end of a run, averaged over other weight samples than its evaluation. They "
+            "compare these trained models, not training with another seed."
         )
     tests = sum(not math.isnan(each.p) for each in tested)
-    words.append(f"P-values are corrected for {tests} comparisons by Holm's method." if tests > 1
-                 else "")  # fmt: skip
-    return " ".join(words).strip()
+    if tests > 1:
+        words.append(f"P-values are corrected for {tests} comparisons by Holm's method.")
+    return " ".join(words)
 
 
 def _rounds(run: RunFolder) -> TableCell:
@@ -156,14 +160,9 @@ def _difference(
     run: RunFolder, found: paired.Difference | Missing | None, corrected: dict[int, float]
 ) -> tuple[str | TableCell, ...]:
     if found is None:
-        return (
-            TableCell("baseline", 0.0),
-            TableCell(DASH, math.nan),
-            TableCell(DASH, math.nan),
-            DASH,
-        )
+        return TableCell("baseline", 0.0), number(None), number(None), DASH
     if isinstance(found, Missing):
-        return (*(TableCell(DASH, math.nan) for _ in range(3)), "see below")
+        return number(None), number(None), number(None), "see below"
     squared = "squared errors" in found.pairs
     factor, form = (100, "+.2f") if run.score == "accuracy" else (1, "+.3g")
     ends = f"{factor * found.low:{form}} to {factor * found.high:{form}}"
@@ -177,7 +176,7 @@ def _difference(
 
 
 def _curves(runs: Sequence[RunFolder], domain: Sequence[str], note: list[Part]) -> list[Section]:
-    lines = [learning.Line(run.label, curve(run, f"{run.main}_{run.score}")) for run in runs]
+    lines = [learning.Curve(run.label, curve(run.lines, f"{run.main}_{run.score}")) for run in runs]
     lines = [line for line in lines if line.points]
     if not lines:
         return []
@@ -186,14 +185,15 @@ def _curves(runs: Sequence[RunFolder], domain: Sequence[str], note: list[Part]) 
         f"{line.series}: {score_text(line.points[-1].mean, score)}"
         for line in sorted(lines, key=lambda one: one.points[-1].mean, reverse=score == "accuracy")
     )
-    models = " or ".join(dict.fromkeys(shown(run.main) for run in runs))
-    aid = f"The {models} {score_name(score)} of every run, each in one colour in all these charts."
-    figures = learning.figures(lines, domain, score, "all-curves", f"At the end {ends}.")
+    models = " or ".join(dict.fromkeys(run.main for run in runs))
+    aid = f"The {models} {score_name(score)} of every run; a run has one colour in all charts."
+    findings = {"round": f"At the end: {ends}.", "examples": learning.examples(lines[0], score)}
+    figures = learning.figures(lines, domain, score, "all-curves", findings)
     return [Section("all-curves", "Learning curves of all runs", aid, [figures, *note])]
 
 
 def cost_of(run: RunFolder, what: str) -> float:
-    """Of one seed; seconds are of all, which train side by side."""
+    """Per seed; seconds are of all seeds together, since they train side by side."""
     cost = run.summary["cost"]
     if what == "seconds":
         return float(cost["seconds"])
@@ -202,7 +202,7 @@ def cost_of(run: RunFolder, what: str) -> float:
 
 
 def front(points: Sequence[tuple[float, float]], *, higher: bool) -> list[tuple[float, float]]:
-    """Those that no other point beats in both: by rising cost, each better than all before."""
+    """The Pareto front, by rising cost: each point is better than all cheaper ones."""
     found: list[tuple[float, float]] = []
     for cost, score in sorted(points, key=lambda p: (p[0], -p[1] if higher else p[1])):
         if not found or (score > found[-1][1] if higher else score < found[-1][1]):
@@ -212,15 +212,13 @@ def front(points: Sequence[tuple[float, float]], *, higher: bool) -> list[tuple[
 
 def _costs(runs: Sequence[RunFolder], domain: Sequence[str], note: list[Part]) -> list[Section]:
     score = runs[0].score
-    higher = score == "accuracy"
-    factor = 100 if higher else 1
-    unit = "accuracy, %" if higher else "RMSE"
+    factor, unit = score_axis(score)
     items = []
     for what, (short, axis) in COSTS.items():
         each = [
             (run, cost_of(run, what), run.metrics[f"{run.main}_{score}"]["mean"]) for run in runs
         ]
-        best = front([(cost, value) for _, cost, value in each], higher=higher)
+        best = front([(cost, value) for _, cost, value in each], higher=score == "accuracy")
         on_front = [run.label for run, cost, value in each if (cost, value) in best]
         data: list[dict[str, Any]] = [
             {"series": run.label, "x": cost, "y": factor * value} for run, cost, value in each
@@ -231,7 +229,7 @@ def _costs(runs: Sequence[RunFolder], domain: Sequence[str], note: list[Part]) -
         )
         rows = [
             (run.label, number(cost, ",.4g" if what == "seconds" else ",.0f"),
-             learning.score_cell(value, score), "yes" if run.label in on_front else "no")
+             score_cell(value, score), "yes" if run.label in on_front else "no")
             for run, cost, value in each
         ]  # fmt: skip
         best_names = ", ".join(
@@ -239,11 +237,11 @@ def _costs(runs: Sequence[RunFolder], domain: Sequence[str], note: list[Part]) -
             for run, _, value in each
             if run.label in on_front
         )
-        said = f"On the front: {best_names}."
-        title = f"{heading(score_name(score))} against {short}"
-        heads = ("run", axis, score_name(score), "on the front")
+        finding = f"On the Pareto front: {best_names}."
+        title = f"{capitalize(score_name(score))} against {short}"
+        heads = ("run", axis, score_name(score), "on the Pareto front")
         items.append(
-            Figure(f"all-cost-{short}", title, spec, said, ReportTable(title, heads, rows))
+            Figure(f"all-cost-{short}", title, spec, finding, ReportTable(title, heads, rows))
         )
-    aid = "Runs on the dashed front are beaten by no other in both; the others cost more for less."
+    aid = "The dashed line is the Pareto front: no run is both cheaper and better than these."
     return [Section("all-cost", "Cost against score", aid, [Figures(items), *note])]

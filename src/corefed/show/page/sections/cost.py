@@ -1,83 +1,44 @@
-"""What it took: rounds, bytes, seconds and examples, against the score."""
+"""The cost of a run: rounds, bytes, seconds and examples, against the score."""
 
 from __future__ import annotations
 
-from corefed.show.page import charts
-from corefed.show.page.content import (
-    Figure,
-    Figures,
-    Part,
-    ReportTable,
-    Section,
-    TableCell,
-    missing,
-)
-from corefed.show.page.gather import KINDS, RunFolder, curve, heading, score_name, score_text, shown
-from corefed.show.page.sections.learning import score_cell
+from corefed.show.page.content import Part, ReportTable, Section, TableCell, missing
+from corefed.show.page.gather import RunFolder, capitalize, score_text
+from corefed.show.page.sections.learning import figures, model_curves
 from corefed.show.page.sections.overview import duration
+from corefed.training.record import MODELS
 
 
 def section(run: RunFolder, prefix: str) -> Section:
     name, title = f"{prefix}cost", "Cost"
-    aid = (
-        f"What had to be sent and waited for to reach this {score_name(run.score)}; a curve that "
-        "rises early was cheap."
-        if run.score == "accuracy"
-        else "What had to be sent and waited for; a curve that falls early was cheap."
-    )
-    parts: list[Part] = [totals(run)]
-    models = run.models_with(run.score) if run.score else []
-    lines = {shown(model): curve(run, f"{model}_{run.score}") for model in models}
-    lines = {model: points for model, points in lines.items() if points}
+    early = "rises" if run.score == "accuracy" else "falls"
+    aid = f"Data sent and time needed to reach the score; a curve that {early} early was cheap."
+    parts: list[Part] = [_totals(run)]
+    lines = model_curves(run)
     if not lines:
         return Section(name, title, aid, [*parts, missing("No round of this run was evaluated.")])
-    factor = 100 if run.score == "accuracy" else 1
-    unit = "accuracy, %" if run.score == "accuracy" else "RMSE"
-    items = []
-    for key, caption, axis in (
-        ("megabytes", "Against data sent", "MB sent and received a seed"),
-        ("seconds", "Against time", "seconds of training, all seeds"),
-    ):
-        data = [
-            {"series": model, "x": getattr(point, key), "y": factor * point.mean}
-            for model, points in lines.items()
-            for point in points
-        ]
-        model, points = next(iter(lines.items()))
-        last = points[-1]
-        of = "MB" if key == "megabytes" else "s"
-        said = (
-            f"{heading(model)}: {score_text(points[0].mean, run.score)} after "
-            f"{getattr(points[0], key):.3g} {of}, {score_text(last.mean, run.score)} after "
-            f"{getattr(last, key):.3g} {of}."
-        )
-        table = ReportTable(
-            f"{heading(score_name(run.score))} by {axis}",
-            ("model", "round", axis, score_name(run.score)),
-            [
-                (model, str(p.round), TableCell(f"{getattr(p, key):.4g}", getattr(p, key)),
-                 score_cell(p.mean, run.score))
-                for model, points in lines.items()
-                for p in points
-            ],
-        )  # fmt: skip
-        spec = charts.series(data, KINDS, axis, unit, form=".3~g", x_form=".4~r")
-        items.append(Figure(f"{name}-{key}", caption, spec, said, table))
-    return Section(name, title, aid, [Figures(items), *parts])
+    first, last = lines[0].points[0], lines[0].points[-1]
+    before, after = (score_text(point.mean, run.score) for point in (first, last))
+    findings = {
+        key: f"{capitalize(lines[0].series)}: {before} after {getattr(first, key):.3g} {unit}, "
+        f"{after} after {getattr(last, key):.3g} {unit}."
+        for key, unit in (("megabytes", "MB"), ("seconds", "s"))
+    }
+    return Section(name, title, aid, [figures(lines, MODELS, run.score, name, findings), *parts])
 
 
-def totals(run: RunFolder) -> ReportTable:
+def _totals(run: RunFolder) -> ReportTable:
     cost, summary = run.summary["cost"], run.summary
     rows: list[tuple[str, TableCell | str]] = [
         ("rounds", str(summary["rounds"])),
         ("training", duration(cost["seconds"])),
-        ("a round", f"{cost['seconds_per_round']:.3g} s"),
+        ("per round", f"{cost['seconds_per_round']:.3g} s"),
         ("evaluation", duration(cost["evaluate_seconds"])),
-        ("examples through a gradient", f"{cost['examples_processed']:,}"),
+        ("examples processed", f"{cost['examples_processed']:,}"),
         ("sent by clients", f"{cost['bytes_up'] / 1e6:,.3f} MB"),
         ("sent to clients", f"{cost['bytes_down'] / 1e6:,.3f} MB"),
         ("peak memory", f"{cost['peak_memory_mb']:,.0f} MB"),
     ]
     if "overhead_seconds_per_round" in cost:
-        rows.insert(3, ("of a round not training", f"{cost['overhead_seconds_per_round']:.3g} s"))
-    return ReportTable("Cost of the run, all seeds together", ("what", "how much"), rows)
+        rows.insert(3, ("per round, not training", f"{cost['overhead_seconds_per_round']:.3g} s"))
+    return ReportTable("Cost of the run, all seeds together", ("cost", "amount"), rows)

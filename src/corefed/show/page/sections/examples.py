@@ -1,4 +1,4 @@
-"""Single test points: the most uncertain ones, and those that are wrong and sure of it."""
+"""Single test points: the most uncertain ones, and the most confident errors."""
 
 from __future__ import annotations
 
@@ -21,70 +21,71 @@ from corefed.show.page.content import (
     missing,
     number,
 )
-from corefed.show.page.gather import KINDS, RunFolder
+from corefed.show.page.gather import RunFolder
 from corefed.show.page.points import ShownPoints
 from corefed.show.page.sections.chosen import COLUMNS, Most, target_name, truth
+from corefed.training.record import MODELS
 
 AID = (
-    "Test points that a person should look at: aleatoric uncertainty is in the data and stays, "
-    "epistemic uncertainty is the model's own and shrinks with more data of the kind."
+    "Test points that a person should review. Aleatoric uncertainty is noise in the data and "
+    "stays; epistemic uncertainty is the model's and shrinks with more similar data."
 )
 SHARES = 3
-"""Classes of a prediction that are shown."""
+"""Classes shown per prediction."""
 
 
 def section(run: RunFolder, points: ShownPoints | Missing, most: Most, prefix: str) -> Section:
-    name, title = f"{prefix}examples", "Test points to look at"
+    name, title = f"{prefix}examples", "Test points to review"
     if isinstance(run.held_out, Missing):
         return Section(name, title, "", [missing(run.held_out)])
     held = run.held_out
-    kind = next((kind for kind in KINDS if f"{kind}.mean" in held), "")
+    kind = next((kind for kind in MODELS if f"{kind}.mean" in held), "")
     first = held["row"] < run.summary["clients"]
     if not kind or not bool(first.any()):
         return Section(name, title, "", [missing("No client of this run has test points.")])
     own = {key: value[first] for key, value in held.items()}
-    said = {field: own[f"{kind}.{field}"] for field in ("mean", "total", "aleatoric", "epistemic")}
-    of = {"row": own["row"], "point": own["point"], "y": own["y"], **said}
-    total = of["total"] if run.labels else of["total"].mean(-1)
+    found = {key: own[key] for key in ("row", "point", "y")}
+    found |= {key: own[f"{kind}.{key}"] for key in ("mean", "total", "aleatoric", "epistemic")}
+    total = found["total"] if run.labels else found["total"].mean(-1)
     unsure = total.argsort(descending=True, stable=True)[: most.examples].tolist()
     if run.labels:
-        confidence, guess = of["mean"].max(-1)
-        wrong = confidence.masked_fill(guess == of["y"], -1.0)
+        confidence, guess = found["mean"].max(-1)
+        wrong = confidence.masked_fill(guess == found["y"], -1.0)
         order = wrong.argsort(descending=True, stable=True)[: most.examples].tolist()
         wrongs = [place for place in order if wrong[place] >= 0]
-        heading = f"Wrong and sure of it ({int((guess != of['y']).sum())} of {len(guess)} wrong)"
+        heading = f"Confident and wrong ({int((guess != found['y']).sum())} of {len(guess)} wrong)"
     else:
-        off = ((of["y"] - of["mean"]).square() / of["total"]).mean(-1)
+        off = ((found["y"] - found["mean"]).square() / found["total"]).mean(-1)
         wrongs = off.argsort(descending=True, stable=True)[: most.examples].tolist()
-        heading = "Furthest off for how sure it was"
+        heading = "Largest errors relative to the predicted uncertainty"
     show = _cards if not isinstance(points, Missing) and not points.columns else _table
     parts: list[Part] = []
     if isinstance(points, Missing):
         parts.append(missing(points))
     about = f"{kind} model, seed {run.seeds[0]}"
-    parts.append(show(run, points, of, unsure, f"Most uncertain, {about}"))
+    parts.append(show(run, points, found, unsure, f"Most uncertain, {about}"))
     if wrongs:
-        parts.append(show(run, points, of, wrongs, f"{heading}, {about}"))
+        parts.append(show(run, points, found, wrongs, f"{heading}, {about}"))
     else:
         parts.append(Text("No test point of this seed is wrong."))
     return Section(name, title, AID, parts)
 
 
 def _cards(
-    run: RunFolder, points: ShownPoints | Missing, of: Tree, places: list[int], title: str
+    run: RunFolder, points: ShownPoints | Missing, found: Tree, places: list[int], title: str
 ) -> Gallery:
     assert not isinstance(points, Missing)
     cards = []
     for place in places:
-        client, point = int(of["row"][place]), int(of["point"][place])
+        client, point = int(found["row"][place]), int(found["point"][place])
         picture = points.picture("test", client, point)
-        p, y = of["mean"][place], int(of["y"][place])
+        p, y = found["mean"][place], int(found["y"][place])
         guess = int(p.argmax())
         lines = (
             f"{run.names[client]}: {run.labels[y]}"
-            + ("" if guess == y else f", taken for {run.labels[guess]}"),
-            f"total {of['total'][place]:.2f} = {of['aleatoric'][place]:.2f} aleatoric + "
-            f"{of['epistemic'][place]:.2f} epistemic",
+            + ("" if guess == y else f", predicted {run.labels[guess]}"),
+            f"total {found['total'][place]:.2f} = {found['aleatoric'][place]:.2f} aleatoric + "
+            f"{found['epistemic'][place]:.2f} epistemic",
         )
         words = f"Test image of class {run.labels[y]}, predicted {run.labels[guess]}"
         cards.append(
@@ -92,11 +93,11 @@ def _cards(
             if picture is not None
             else Card(lines, shares=_shares(run, p, y))
         )
-    return Gallery(title, [Group("", cards)], note="Green is the truth. Uncertainties in nats.")
+    return Gallery(title, [Group("", cards)], note="Green: true class. Uncertainties in nats.")
 
 
 def _shares(run: RunFolder, p: Tensor, y: int) -> list[Share]:
-    """The likeliest classes, and the true one."""
+    """The most likely classes, and the true one."""
     order = p.argsort(descending=True, stable=True)[:SHARES].tolist()
     shown = order if y in order else [*order[:-1], y]
     return [
@@ -108,7 +109,7 @@ def _shares(run: RunFolder, p: Tensor, y: int) -> list[Share]:
 
 
 def _table(
-    run: RunFolder, points: ShownPoints | Missing, of: Tree, places: list[int], title: str
+    run: RunFolder, points: ShownPoints | Missing, found: Tree, places: list[int], title: str
 ) -> ReportTable:
     columns = () if isinstance(points, Missing) else points.columns[:COLUMNS]
     row: Callable[[int, int], Row] = (
@@ -118,22 +119,28 @@ def _table(
     )
     rows = []
     for place in places:
-        client, point = int(of["row"][place]), int(of["point"][place])
-        mean = of["mean"][place]
-        said = (
+        client, point = int(found["row"][place]), int(found["point"][place])
+        mean = found["mean"][place]
+        predicted = (
             (run.labels[int(mean.argmax())], number(100 * mean.max().item(), ".0f", " %"))
             if run.labels
             else (truth(run, mean),)
         )
-        spread = [of[key][place].mean().item() for key in ("total", "aleatoric", "epistemic")]
+        spread = [found[key][place].mean().item() for key in ("total", "aleatoric", "epistemic")]
         shown = [number(value if run.labels else value**0.5, ".3g") for value in spread]
         rows.append(
-            (run.names[client], truth(run, of["y"][place]), *said, *shown, *row(client, point))
+            (
+                run.names[client],
+                truth(run, found["y"][place]),
+                *predicted,
+                *shown,
+                *row(client, point),
+            )
         )
     confidence = ("confidence",) if run.labels else ()
     heads = ("client", f"true {target_name(run)}", "predicted", *confidence, "total", "aleatoric",
              "epistemic", *columns)  # fmt: skip
     unit = "entropies in nats" if run.labels else "standard deviations in the target's unit"
     dropped = 0 if isinstance(points, Missing) else len(points.columns) - COLUMNS
-    more = f" {dropped} more columns are left out." if dropped > 0 else ""
+    more = f" {dropped} more columns are not shown." if dropped > 0 else ""
     return ReportTable(title, heads, rows, note=f"Uncertainties are {unit}.{more}")

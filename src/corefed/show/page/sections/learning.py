@@ -1,8 +1,8 @@
-"""Learning curves: the score against rounds, and against points that went through a gradient."""
+"""Learning curves: the score against rounds, examples processed, data sent or time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from corefed.show.page import charts
@@ -11,25 +11,40 @@ from corefed.show.page.content import (
     Figures,
     ReportTable,
     Section,
-    TableCell,
     missing,
     number,
-    percent,
 )
 from corefed.show.page.gather import (
-    KINDS,
-    EvaluatedRound,
     RunFolder,
-    curve,
-    heading,
+    capitalize,
+    score_axis,
+    score_cell,
     score_name,
     score_text,
-    shown,
 )
+from corefed.show.report import EvaluatedRound, curve
+from corefed.training.record import MODELS
 
 
-class Line(NamedTuple):
-    """A curve and the name it goes by."""
+class Axis(NamedTuple):
+    """What a score is drawn against: a field of `EvaluatedRound`."""
+
+    caption: str
+    title: str
+    ticks: str  # format of its ticks
+    cells: str  # format of its numbers in a table
+
+
+AXES = {
+    "round": Axis("Against rounds", "round", "d", ",.0f"),
+    "examples": Axis("Against examples processed", "examples processed per seed", "~s", ",.0f"),
+    "megabytes": Axis("Against data sent", "MB sent and received per seed", ".4~r", ".4g"),
+    "seconds": Axis("Against time", "seconds of training, all seeds", ".4~r", ".4g"),
+}
+
+
+class Curve(NamedTuple):
+    """One line of a chart."""
 
     series: str
     points: Sequence[EvaluatedRound]
@@ -38,32 +53,37 @@ class Line(NamedTuple):
 def section(run: RunFolder, prefix: str) -> Section:
     name, title = f"{prefix}curves", "Learning curves"
     aid = (
-        f"How the {score_name(run.score)} on the clients' own test points grew"
-        if run.score == "accuracy"
-        else f"How the {score_name(run.score)} on the clients' own test points fell"
+        f"The {score_name(run.score)} on the clients' own test points: personal models, the global "
+        "model, and the global model localized to each client."
     )
-    aid += ": personal models, the global model, and the global model localised to each client."
-    lines = [Line(shown(m), curve(run, f"{m}_{run.score}")) for m in run.models_with(run.score)]
-    lines = [line for line in lines if line.points]
+    lines = model_curves(run)
     if not lines:
         return Section(name, title, "", [missing("No round of this run was evaluated.")])
-    finding = _finding(lines, run.score)
-    return Section(name, title, aid, [figures(lines, KINDS, run.score, name, finding)])
+    findings = {"round": _finding(lines, run.score), "examples": examples(lines[0], run.score)}
+    return Section(name, title, aid, [figures(lines, MODELS, run.score, name, findings)])
+
+
+def model_curves(run: RunFolder) -> list[Curve]:
+    """One curve per model; none where no round was evaluated."""
+    models = run.models_with(run.score) if run.score else []
+    lines = [Curve(m, curve(run.lines, f"{m}_{run.score}")) for m in models]
+    return [line for line in lines if line.points]
 
 
 def figures(
-    lines: Sequence[Line], domain: Sequence[str], score: str, name: str, finding: str
+    lines: Sequence[Curve],
+    domain: Sequence[str],
+    score: str,
+    name: str,
+    findings: Mapping[str, str],  # by AXES
 ) -> Figures:
-    """Two charts of the same curves, and one table behind each."""
-    factor = 100 if score == "accuracy" else 1
-    unit = "accuracy, %" if score == "accuracy" else "RMSE"
+    """One chart per axis of the same curves, each with its table."""
+    factor, unit = score_axis(score)
     band = any(point.std > 0 for line in lines for point in line.points)
     spread = " Bands are one standard deviation over seeds." if band else ""
     found = []
-    for key, title, axis in (
-        ("round", "Against rounds", "round"),
-        ("examples", "Against examples processed", "examples processed a seed"),
-    ):
+    for key, finding in findings.items():
+        axis = AXES[key]
         rows = [
             {
                 "series": line.series,
@@ -76,21 +96,20 @@ def figures(
             for point in line.points
         ]
         spec = charts.series(
-            rows, domain, axis, unit, form=".3~g", log=key == "examples", band=band,
-            x_form="d" if key == "round" else "~s",
+            rows, domain, axis.title, unit, form=".3~g", log=key == "examples", band=band,
+            x_form=axis.ticks,
         )  # fmt: skip
-        said = finding if key == "round" else _examples(lines, score)
-        found.append(
-            Figure(f"{name}-{key}", title, spec, said + spread, table(lines, score, key, axis))
-        )
+        table = _table(lines, score, key)
+        found.append(Figure(f"{name}-{key}", axis.caption, spec, finding + spread, table))
     return Figures(found)
 
 
-def table(lines: Sequence[Line], score: str, key: str, axis: str) -> ReportTable:
+def _table(lines: Sequence[Curve], score: str, key: str) -> ReportTable:
+    axis = AXES[key]
     rows = [
         (
             line.series,
-            TableCell(f"{getattr(point, key):,.0f}", getattr(point, key)),
+            number(getattr(point, key), axis.cells),
             score_cell(point.mean, score),
             score_cell(point.std, score),
             ", ".join(score_text(each, score, 2) for each in point.per_seed),
@@ -98,15 +117,11 @@ def table(lines: Sequence[Line], score: str, key: str, axis: str) -> ReportTable
         for line in lines
         for point in line.points
     ]
-    heads = ("series", axis, "mean", "std over seeds", "by seed")
-    return ReportTable(f"{heading(score_name(score))} by {axis}", heads, rows)
+    heads = ("series", axis.title, "mean", "std over seeds", "by seed")
+    return ReportTable(f"{capitalize(score_name(score))} by {axis.title}", heads, rows)
 
 
-def score_cell(value: float, score: str) -> TableCell:
-    return percent(value, 2) if score == "accuracy" else number(value, ".4g")
-
-
-def _finding(lines: Sequence[Line], score: str) -> str:
+def _finding(lines: Sequence[Curve], score: str) -> str:
     first, last = lines[0].points[0], lines[0].points[-1]
     ends = [
         (
@@ -122,13 +137,15 @@ def _finding(lines: Sequence[Line], score: str) -> str:
     return f"Round {first.round} to {last.round}: {parts}."
 
 
-def _examples(lines: Sequence[Line], score: str) -> str:
-    """Points that the first curve took to come within a hundredth of its end."""
-    main = lines[0]
-    last = main.points[-1]
-    slack = 0.01 if score == "accuracy" else 0.01 * last.mean
-    soon = next(p for p in main.points if abs(p.mean - last.mean) <= slack or p is last)
+def examples(line: Curve, score: str) -> str:
+    """Examples that a curve took to come close to its end."""
+    last = line.points[-1]
+    slack, close = (
+        (0.01, "1 percentage point") if score == "accuracy" else (0.01 * last.mean, "1 %")
+    )
+    soon = next(p for p in line.points if abs(p.mean - last.mean) <= slack or p is last)
+    who = f"The {line.series} model" if line.series in MODELS else line.series
     return (
-        f"{heading(main.series)} came within 1 % of its end after {soon.examples:,.0f} of "
-        f"{last.examples:,.0f} examples a seed."
+        f"{who} was within {close} of its final {score_name(score)} after {soon.examples:,.0f} of "
+        f"{last.examples:,.0f} examples (per seed)."
     )

@@ -1,4 +1,4 @@
-"""What was run, and its main figures."""
+"""What was run, and its main results."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 
 from corefed.settings.config import LOCAL, MEMORY
 from corefed.show.page.content import Command, Fold, Part, ReportTable, Section, Text, Tile, Tiles
-from corefed.show.page.gather import RunFolder, heading, score_name, score_text, shown
+from corefed.show.page.gather import RunFolder, capitalize, score_name, score_text
 from corefed.training import record
 
 METRICS = {"nll": "NLL", "ece": "ECE"}
 AIDS = {"nll": "lower is better", "ece": "0 is calibrated"}
 AID = (
-    "Of every client's own test points, all clients together, after the last evaluated round: "
-    "each client's personal model, the one global model, and that model localised to the client."
+    "Measured on every client's own test points after the last evaluated round: each client's "
+    "personal model, the global model, and the global model localized to the client."
 )
 
 
 def section(run: RunFolder, prefix: str) -> Section:
-    parts: list[Part] = [Tiles(tiles(run))]
+    parts: list[Part] = [Tiles(_tiles(run))]
     if not run.finished:
         config = run.summary["config"]
         parts.append(
             Text(
                 f"This run is not finished: it has {run.summary['rounds']} of {config['rounds']} "
-                f"rounds. Go on with it by corefed run --resume {shlex.quote(str(run.path))}.",
+                f"rounds. Continue it with corefed run --resume {shlex.quote(str(run.path))}.",
                 missing=True,
             )
         )
@@ -34,9 +34,9 @@ def section(run: RunFolder, prefix: str) -> Section:
     if run.summary["data"] not in (LOCAL, MEMORY):
         toml = shlex.quote(str(run.path / record.EXPERIMENT))
         parts.append(Command("Run it again:", f"corefed run --config {toml}"))
-    parts.append(Fold("All settings and the machine", settings(run)))
+    parts.append(Fold("All settings and the machine", _settings(run)))
     aid = sentence(run) if prefix else AID  # a page of one run has the sentence as its subtitle
-    return Section(f"{prefix}overview", "Main figures", aid, parts)
+    return Section(f"{prefix}overview", "Main results", aid, parts)
 
 
 def sentence(run: RunFolder) -> str:
@@ -46,7 +46,7 @@ def sentence(run: RunFolder) -> str:
     seeds = ", ".join(map(str, run.seeds))
     words = [
         f"{summary['method']} on {data_name(summary['data'])}",
-        f"dealt by {summary['partition']} to {_count(summary['clients'], 'client')}"
+        f"split by {summary['partition']} over {_count(summary['clients'], 'client')}"
         if summary["partition"]
         else _count(summary["clients"], "client"),
         f"seed{'s' if len(run.seeds) > 1 else ''} {seeds}",
@@ -57,7 +57,7 @@ def sentence(run: RunFolder) -> str:
 
 
 def data_name(data: str) -> str:
-    """As a reader would say it."""
+    """The name of the data in a sentence."""
     return {LOCAL: "clients' own data", MEMORY: "data in memory"}.get(data, data)
 
 
@@ -65,27 +65,27 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def tiles(run: RunFolder) -> list[Tile]:
-    """Scores of every model, the main model's calibration, and what it cost."""
+def _tiles(run: RunFolder) -> list[Tile]:
+    """Scores of every model, the main model's calibration, and the cost."""
     found = []
     for model in run.models_with(run.score) if run.score else []:
         each, name = run.metrics[f"{model}_{run.score}"], score_name(run.score)
-        words = f"{name} elsewhere" if model == "others" else f"{shown(model)} {name}"
+        words = f"{name} elsewhere" if model == "others" else f"{model} {name}"
         more = ", on other clients' points" if model == "others" else ""
         value = score_text(each["mean"], run.score)
-        found.append(Tile(heading(words), value, _spread(run, each, run.score) + more))
+        found.append(Tile(capitalize(words), value, _spread(run, each, run.score) + more))
     for metric, name in METRICS.items():
         each = run.metrics.get(f"{run.main}_{metric}")
         if each is not None:
             more = f"{_spread(run, each, metric)}, {AIDS[metric]}"
-            found.append(Tile(f"{name}, {shown(run.main)}", f"{each['mean']:.3f}", more))
+            found.append(Tile(f"{name}, {run.main}", f"{each['mean']:.3f}", more))
     cost = run.summary["cost"]
     sent = (cost["bytes_up"] + cost["bytes_down"]) / 1e6
     found.append(Tile("Time to train", duration(cost["seconds"]), "all seeds together"))
     found.append(Tile("Sent and received", f"{sent:.3g} MB", "all clients, all seeds"))
     privacy = run.summary.get("privacy")
     if privacy and privacy.get("server") is not None:
-        more = f"against who sees uploads, delta {privacy['delta']:g}"
+        more = f"against anyone who sees uploads, delta {privacy['delta']:g}"
         found.append(Tile("Privacy, epsilon", f"{privacy['server']:.3g}", more))
     return found
 
@@ -103,11 +103,10 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def settings(run: RunFolder) -> ReportTable:
+def _settings(run: RunFolder) -> ReportTable:
     about = [(key, value) for key, value in run.summary["environment"].items() if key != "notes"]
     rows = [(key, _plain(value)) for key, value in (*run.summary["config"].items(), *about)]
-    return ReportTable("Every setting, and what the figures may depend on beside them",
-                 ("setting", "value"), rows)  # fmt: skip
+    return ReportTable("Every setting, versions and hardware", ("setting", "value"), rows)
 
 
 def _plain(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Can its confidence be believed? Calibration, and what is left out when it is unsure."""
+"""Can its confidence be trusted? Calibration, and the error when uncertain points are left out."""
 
 from __future__ import annotations
 
@@ -22,48 +22,49 @@ from corefed.show.page.content import (
     number,
     percent,
 )
-from corefed.show.page.gather import KINDS, RunFolder, heading
+from corefed.show.page.gather import RunFolder, capitalize
 from corefed.training.evaluate import BINS
+from corefed.training.record import MODELS
 from corefed.use import selective
 
 TARGETS = (0.01, 0.02, 0.05)
 CONFIDENCE = 0.9
-"""Of the promise that a threshold keeps."""
+"""Confidence level of a threshold's guarantee."""
 LEVELS = tuple(level / 20 for level in range(1, 20))
 POINTS = 160
-"""Of a risk-coverage curve that are drawn; the table has a tenth of them."""
+"""Points drawn of a risk-coverage curve; the table has a tenth of them."""
 SCATTER = 600
 
 
 def section(run: RunFolder, prefix: str) -> Section:
-    name, title = f"{prefix}trust", "Can its confidence be believed?"
+    name, title = f"{prefix}trust", "Can its confidence be trusted?"
     if isinstance(run.held_out, Missing):
         return Section(name, title, "", [missing(run.held_out)])
     held = run.held_out
-    kinds = [kind for kind in KINDS if f"{kind}.mean" in held]
+    kinds = [kind for kind in MODELS if f"{kind}.mean" in held]
     if not kinds or not len(held["y"]):
         return Section(name, title, "", [missing("No client of this run has test points.")])
     if run.labels:
         aid = (
-            "Reliability should follow the diagonal: of what is said with 80 % confidence, 80 % "
-            "should be right. Risk and coverage: the error left when the least certain predictions "
-            "go to a person."
+            "Reliability should follow the diagonal: of the predictions with 80 % confidence, 80 % "
+            "should be correct. Risk and coverage: the error rate when a person handles the least "
+            "certain predictions."
         )
         items = [_reliability(held, kinds, name), _risk(held, kinds, name)]
         return Section(name, title, aid, [Figures(items), _thresholds(held, kinds[0], run.seeds)])
     aid = (
-        "An interval that claims to hold a part of the targets should hold that part, as on the "
-        "diagonal; predictions lie on theirs where they are right."
+        "Intervals should contain the nominal share of the targets, as on the diagonal. In the "
+        "second chart, exact predictions lie on the diagonal."
     )
     parts: list[Part] = [Figures([_coverage(held, kinds, name), _against(held, kinds[0], name)])]
     return Section(name, title, aid, parts)
 
 
 def _reliability(held: Tree, kinds: Sequence[str], name: str) -> Figure:
-    data, rows, said = [], [], []
+    data, rows, words = [], [], []
     for kind in kinds:
         found = selective.reliability(held[f"{kind}.mean"], held["y"])
-        said.append(f"{kind} ECE {found.ece:.3f}")
+        words.append(f"{kind} ECE {found.ece:.3f}")
         for b in range(BINS):
             if found.points[b]:
                 confidence, accuracy = found.confidence[b].item(), found.accuracy[b].item()
@@ -79,28 +80,30 @@ def _reliability(held: Tree, kinds: Sequence[str], name: str) -> Figure:
                 )
     right = (held[f"{kinds[0]}.mean"].argmax(-1) == held["y"]).double().mean().item()
     sure = held[f"{kinds[0]}.mean"].max(-1).values.double().mean().item()
-    lean = "too unsure" if sure < right - 0.01 else "too sure" if sure > right + 0.01 else "level"
+    lean = "well calibrated" if abs(sure - right) <= 0.01 else (
+        "underconfident" if sure < right else "overconfident"
+    )  # fmt: skip
     finding = (
-        f"{_sentence(said)} {heading(kinds[0])}: mean confidence {100 * sure:.1f} % against "
-        f"{100 * right:.1f} % right, {lean} on the whole."
+        f"{_sentence(words)} {capitalize(kinds[0])}: mean confidence {100 * sure:.1f} % against "
+        f"{100 * right:.1f} % correct, {lean} on average."
     )
     spec = charts.series(
-        data, KINDS, "confidence", "part that is right", form=".1f", x_form=".1f", diagonal=True,
+        data, MODELS, "confidence", "share correct", form=".1f", x_form=".1f", diagonal=True,
         zero=True,
     )  # fmt: skip
     table = ReportTable(
-        f"{BINS} bins of the confidence, all test points and seeds together",
-        ("model", "confidence", "points", "mean confidence", "part that is right"),
+        f"{BINS} bins of confidence, all test points and seeds",
+        ("model", "confidence", "points", "mean confidence", "share correct"),
         rows,
     )
     return Figure(f"{name}-reliability", "Reliability", spec, finding, table)
 
 
 def _risk(held: Tree, kinds: Sequence[str], name: str) -> Figure:
-    data, rows, said = [], [], []
+    data, rows, words = [], [], []
     for kind in kinds:
         found = selective.risk_coverage(held[f"{kind}.total"], _wrong(held, kind))
-        said.append(f"{kind} AURC {found.aurc:.4f} ({found.excess:.4f} above an oracle)")
+        words.append(f"{kind} AURC {found.aurc:.4f} ({found.excess:.4f} above an oracle)")
         n = len(found.risk)
         places = np.unique(np.linspace(0, n - 1, min(n, POINTS)).round().astype(int))
         for count, place in enumerate(places.tolist()):
@@ -111,11 +114,11 @@ def _risk(held: Tree, kinds: Sequence[str], name: str) -> Figure:
     first = selective.risk_coverage(held[f"{kinds[0]}.total"], _wrong(held, kinds[0]))
     half = first.risk[len(first.risk) // 2 - 1 if len(first.risk) > 1 else 0]
     finding = (
-        f"{_sentence(said)} {heading(kinds[0])}: {100 * first.risk[-1]:.2f} % wrong of all, "
+        f"{_sentence(words)} {capitalize(kinds[0])}: {100 * first.risk[-1]:.2f} % wrong of all, "
         f"{100 * half:.2f} % of the more certain half."
     )
     spec = charts.series(
-        data, KINDS, "kept, %", "wrong among the kept, %", form=".2~g", points=False, zero=True
+        data, MODELS, "kept, %", "wrong among the kept, %", form=".2~g", points=False, zero=True
     )
     table = ReportTable(
         "Error among the most certain predictions", ("model", "kept", "wrong"), rows
@@ -123,8 +126,8 @@ def _risk(held: Tree, kinds: Sequence[str], name: str) -> Figure:
     return Figure(f"{name}-risk", "Risk and coverage", spec, finding, table)
 
 
-def _sentence(said: Sequence[str]) -> str:
-    return heading(", ".join(said)) + "."
+def _sentence(words: Sequence[str]) -> str:
+    return capitalize(", ".join(words)) + "."
 
 
 def _wrong(held: Tree, kind: str) -> npt.NDArray[np.float64]:
@@ -133,29 +136,28 @@ def _wrong(held: Tree, kind: str) -> npt.NDArray[np.float64]:
 
 
 def _thresholds(held: Tree, kind: str, seeds: Sequence[int]) -> ReportTable:
-    """What `corefed predict` would promise, and what it comes to on the same points."""
+    """What `corefed predict` would guarantee, and the error on the same points."""
     rows = []
     for target in TARGETS:
         found = selective.threshold(held[f"{kind}.total"], _wrong(held, kind), target, CONFIDENCE)
-        kept = found.kept / found.points
         rows.append(
             (
                 f"{100 * target:g} %",
                 TableCell("none", 0.0) if found.kept == 0
                 else TableCell("all kept", math.inf) if math.isinf(found.value)
                 else number(found.value, ".4g"),
-                percent(kept),
+                percent(found.kept / found.points),
                 percent(found.wrong / found.kept if found.kept else None, 2),
             )
         )  # fmt: skip
     over = "all seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
     return ReportTable(
         f"Thresholds for review: {kind} models, {len(held['y']):,} test points, {over}",
-        ("promised error", "keep below (entropy, nats)", "kept", "error among the kept"),
+        ("guaranteed error", "keep below (entropy, nats)", "kept", "error among the kept"),
         rows,
-        note="A prediction whose total uncertainty reaches the threshold goes to a person. With "
-        f"{100 * CONFIDENCE:.0f} % confidence the error among the others stays below what is "
-        "promised; none: too few test points, or too many errors among the certain, to promise it.",
+        note="A person handles the predictions whose total uncertainty reaches the threshold. With "
+        f"{100 * CONFIDENCE:.0f} % confidence the error among the others stays below the "
+        "guaranteed one. None: too few test points, or too many errors among the certain ones.",
     )
 
 
@@ -163,22 +165,22 @@ def _thresholds(held: Tree, kind: str, seeds: Sequence[int]) -> ReportTable:
 
 
 def _coverage(held: Tree, kinds: Sequence[str], name: str) -> Figure:
-    data, rows, said = [], [], []
+    data, rows, words = [], [], []
     for kind in kinds:
         parts = selective.coverage_curve(
             held["y"].flatten(), held[f"{kind}.mean"].flatten(), held[f"{kind}.total"].flatten(),
             LEVELS,
         )  # fmt: skip
-        said.append(f"{kind} 90 % intervals hold {100 * parts[LEVELS.index(0.9)]:.1f} %")
+        words.append(f"{kind} 90 % intervals contain {100 * parts[LEVELS.index(0.9)]:.1f} %")
         for level, part in zip(LEVELS, parts.tolist(), strict=True):
             data.append({"series": kind, "x": level, "y": part})
             rows.append((kind, percent(level, 0), percent(part)))
     spec = charts.series(
-        data, KINDS, "nominal level", "targets inside", form=".1f", x_form=".1f", diagonal=True,
+        data, MODELS, "nominal level", "targets inside", form=".1f", x_form=".1f", diagonal=True,
         zero=True,
     )  # fmt: skip
     table = ReportTable("Targets inside central intervals", ("model", "nominal", "inside"), rows)
-    return Figure(f"{name}-coverage", "Coverage of intervals", spec, _sentence(said), table)
+    return Figure(f"{name}-coverage", "Coverage of intervals", spec, _sentence(words), table)
 
 
 def _against(held: Tree, kind: str, name: str) -> Figure:
@@ -188,7 +190,7 @@ def _against(held: Tree, kind: str, name: str) -> Figure:
     low, high = float(min(y.min(), mean.min())), float(max(y.max(), mean.max()))
     off = mean - y
     correlation = float(np.corrcoef(y, mean)[0, 1]) if np.ptp(y) and np.ptp(mean) else math.nan
-    said = (
+    finding = (
         f"{len(y):,} predictions: RMSE {math.sqrt((off**2).mean()):.4g}, mean error "
         f"{off.mean():+.3g}, correlation {correlation:.3f}."
     )
@@ -205,9 +207,9 @@ def _against(held: Tree, kind: str, name: str) -> Figure:
         if (index == b).any()
     ]
     table = ReportTable(
-        "By tenths of the truth", ("truth", "points", "mean prediction", "RMSE"), rows
+        "By deciles of the truth", ("truth", "points", "mean prediction", "RMSE"), rows
     )
     spec = charts.scatter(
-        data, KINDS, "truth", "prediction", form=".3~g", diagonal=(low, high), legend=False
+        data, MODELS, "truth", "prediction", form=".3~g", diagonal=(low, high), legend=False
     )
-    return Figure(f"{name}-against", "Predicted against true", spec, said, table)
+    return Figure(f"{name}-against", "Predicted against true", spec, finding, table)
