@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import SERVER, Streams, Who, choose
-from corefed.base.settings import from_flat, list_settings
 from corefed.base.types import ClientData, Method, Tree, Update, Work
 from corefed.methods import pfedbayes, registry
 from corefed.models.likelihood import Categorical, Gaussian
 from corefed.models.network import Model, mlp
+from corefed.settings.fields import from_flat, list_settings
 from corefed.training import client_side
 from corefed.training.local import LocalClients, chunk_for
 

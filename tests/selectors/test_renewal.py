@@ -14,7 +14,6 @@ from torch import Tensor
 
 from corefed import selectors
 from corefed.base.rng import SERVER, Streams, Who
-from corefed.base.settings import from_flat
 from corefed.base.types import ClientData, Tree, Work
 from corefed.bayes import gaussian
 from corefed.methods import coreset_pfedbayes
@@ -25,6 +24,7 @@ from corefed.selectors import matching, potentials, quality, renewal, sketches
 from corefed.selectors.settings import Renewal, Selection
 from corefed.selectors.subset import subset_size
 from corefed.settings.config import resolve
+from corefed.settings.fields import from_flat
 from corefed.training import rounds
 from corefed.training.local import LocalClients
 

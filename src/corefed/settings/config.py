@@ -12,13 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from corefed.base import settings as declared
 from corefed.base.errors import UserError, did_you_mean
 from corefed.base.settings import (
     NotNegativeInt,
@@ -26,13 +24,11 @@ from corefed.base.settings import (
     Positive,
     PositiveInt,
     Range,
-    Setting,
     Unit,
-    from_flat,
-    list_settings,
-    to_flat,
 )
 from corefed.methods import registry
+from corefed.settings import fields, toml
+from corefed.settings.fields import Setting, from_flat, list_settings, to_flat
 from corefed.settings.values import parse, to_toml_value
 
 if TYPE_CHECKING:
@@ -200,8 +196,8 @@ def resolve(
 def check(experiment: Experiment) -> None:
     """Refuse values out of range, once, before anything is loaded or written."""
     run = experiment.run
-    declared.check(run)
-    declared.check(experiment.settings)
+    fields.check(run)
+    fields.check(experiment.settings)
     if not run.client_column:  # otherwise their number is known once they are read
         check_cohort(run.cohort, run.clients)
     check_model(run.model)
@@ -282,13 +278,7 @@ def _name(given: _Given, own: type[Any], known: Mapping[str, Setting], method: s
 def _from_file(file: Path | None) -> Iterator[_Given]:
     if file is None:
         return
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"Cannot read {file}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not valid TOML: {error}.") from error
-    for key, value in content.items():
+    for key, value in toml.read(file).items():
         table = isinstance(value, dict)  # [selection] is the keys selection.x
         for name, one in value.items() if table else [(key, value)]:
             written = f"{key}.{name}" if table else name

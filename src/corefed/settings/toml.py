@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corefed.base.errors import UserError, did_you_mean
-from corefed.base.settings import check, from_flat, list_settings, to_flat
+from corefed.settings.fields import check, from_flat, list_settings, to_flat
 from corefed.settings.values import parse, to_toml_value
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 
 
-def read(path: Path, missing: str) -> dict[str, Any]:
+def read(path: Path, missing: str = "") -> dict[str, Any]:
     """The content of a TOML file; `missing` completes the sentence for one that is not there."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"There is no {path}; {missing}.") from None
     except OSError as error:
+        if missing and isinstance(error, FileNotFoundError):
+            raise UserError(f"There is no {path}; {missing}.") from None
         raise UserError(f"Cannot read {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}.") from error
