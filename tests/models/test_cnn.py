@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_runtimes import (
+from method_rows import (
     PAPER_CUDA,
     SINGLE_CUDA,
     SMALL,
