@@ -61,7 +61,7 @@ def has_moved(rule: Renewal, state: Tree, q: Tensor) -> Tensor:
     return steps.square().mean(-1).sqrt() > rule.moved
 
 
-def cost_of(selector: str, model: Model, settings: Selection) -> float:
+def selection_cost(selector: str, model: Model, settings: Selection) -> float:
     """Forward passes of each point that a choice by this selector costs."""
     own = named(selector).passes
     if own is not None:
@@ -80,4 +80,4 @@ def passes(selector: str, model: Model, settings: Selection, n: Tensor, k: Tenso
         bound, asked = settings.selection_mb, settings.draws
         drawn = (draws_for(kept, points, asked, bound) for kept, points in pairs)
         each = [replace(settings, draws=draws) for draws in drawn]
-    return torch.tensor([cost_of(selector, model, one) for one in each], device=k.device)
+    return torch.tensor([selection_cost(selector, model, one) for one in each], device=k.device)
