@@ -63,8 +63,7 @@ def sgd(learning_rate: float) -> Optimizer:
     return Optimizer(init, update)
 
 
-def named(name: str, learning_rate: float) -> Optimizer:
-    return {"adam": adam, "sgd": sgd}[name](learning_rate)
+OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {"adam": adam, "sgd": sgd}
 
 
 def _column(per_client: Tensor, like: Tensor) -> Tensor:

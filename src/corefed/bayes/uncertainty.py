@@ -35,8 +35,8 @@ class Prediction(NamedTuple):
     def epistemic(self) -> Tensor:
         return (self.total - self.aleatoric).clamp_min(0)  # below 0 by rounding alone
 
-    def of(self, client: int) -> Prediction:
-        return Prediction(*(field[client] for field in self))
+    def client(self, row: int) -> Prediction:
+        return Prediction(*(field[row] for field in self))
 
     def in_unit(self, mean: Tensor, std: Tensor) -> Prediction:
         """Of a regression on standardised targets: in the targets' own unit."""

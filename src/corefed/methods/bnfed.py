@@ -36,7 +36,7 @@ from corefed.base.rng import Streams
 from corefed.base.settings import Positive, PositiveInt, Range
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import optim
-from corefed.bayes.predict import averaged
+from corefed.bayes.predict import predictive_at
 from corefed.methods.fedavg import gradient
 from corefed.methods.layers import Array, Index, join, split, take
 from corefed.methods.pfnm import Prior, find, match_networks, popular
@@ -153,7 +153,7 @@ def build(config: Config, model: Model) -> Method:
 
     def predict(tree: Tree, x: Tensor, noise: Tensor) -> Tensor:
         theta = tree["theta"]
-        return averaged(predictors[theta.shape[-1]], theta.unsqueeze(1), x)
+        return predictive_at(predictors[theta.shape[-1]], theta.unsqueeze(1), x)
 
     def report(private: Tree) -> Tree:
         """Widths of the global network that a client received, by hidden layer."""

@@ -38,7 +38,7 @@ from corefed.bayes.batches import batches, noises
 from corefed.methods import pfedbayes
 from corefed.models.network import Model
 from corefed.selectors import quality, renewal
-from corefed.selectors.frame import Look, trimmed
+from corefed.selectors.frame import Look, trim
 from corefed.selectors.kl_rows import kl_term
 from corefed.selectors.matching import groups, matched_potentials, solve
 from corefed.selectors.quality import Quality
@@ -87,7 +87,7 @@ PRESETS: dict[str, dict[str, object]] = {
 
 def check(config: Config) -> None:
     """Refuse a coreset that is never reselected, and settings that the selector does not use."""
-    selectors.named(config.selector)
+    selectors.look_up(config.selector)
     if config.renewal.refresh_every == 0 and config.renewal.budget == 0:
         raise UserError("refresh_every and budget are both 0: give one of them a value.")
     refuse_unused(config.selector, config.selection)
@@ -181,7 +181,7 @@ def build(config: Config, model: Model) -> Method:
         k = subset_size(data.size, config.fraction)
         everyone = torch.ones_like(k, dtype=torch.bool)
         for rows, draws in groups(everyone, data, k, how.draws, how.selection_mb):
-            part, own = trimmed(data, rows), streams.subset(rows)
+            part, own = trim(data, rows), streams.subset(rows)
             mine = {name: value[rows] for name, value in working.items()}
             w = coreset_opt_update(config, model, base, mine, part, own, work, draws)
             state["weight"][rows, : w.shape[1]] = w

@@ -37,7 +37,7 @@ from corefed.base.rng import Streams
 from corefed.base.settings import Positive, PositiveInt
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes.batches import parts
-from corefed.bayes.predict import averaged
+from corefed.bayes.predict import predictive_at
 from corefed.methods.fedavg import gradient
 from corefed.models.network import Model
 
@@ -76,7 +76,7 @@ def build(config: Config, model: Model) -> Method:
 
     def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
         return {
-            "personal": {"w": adapted(config, model, broadcast["w"], data)},
+            "personal": {"w": adapt(config, model, broadcast["w"], data)},
             "global": {"w": broadcast["w"]},
             "localized": {"w": private["w"]},
         }
@@ -90,7 +90,7 @@ def build(config: Config, model: Model) -> Method:
         end=lambda broadcast, working: ({"w": working["w"]}, working),
         aggregate=aggregate,
         models=models,
-        predict=lambda tree, x, noise: averaged(model, tree["w"].unsqueeze(1), x),
+        predict=lambda tree, x, noise: predictive_at(model, tree["w"].unsqueeze(1), x),
         noise=(0,),
         traits=Traits(batches=batches, passes={"hf": 4, "fo": 2}[config.variant]),
     )
@@ -121,7 +121,7 @@ def hessian_times(model: Model, w: Tensor, g: Tensor, batch: Batch, r: float) ->
     return (ahead - behind) / (2 * r)
 
 
-def adapted(config: Config, model: Model, w: Tensor, data: ClientData) -> Tensor:
+def adapt(config: Config, model: Model, w: Tensor, data: ClientData) -> Tensor:
     """w after `adapt_steps` full-batch gradient steps of size alpha on `data`: [C, P]."""
     for _ in range(config.adapt_steps):
         w = w.sub(full_gradient(model, w, data), alpha=config.alpha)

@@ -32,7 +32,7 @@ from corefed.base.errors import UserError
 from corefed.base.rng import Streams
 from corefed.base.settings import Positive, PositiveInt
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
-from corefed.bayes.predict import averaged
+from corefed.bayes.predict import predictive_at
 from corefed.methods.fedavg import gradient
 from corefed.models.network import Model
 
@@ -96,7 +96,7 @@ def build(config: Config, model: Model) -> Method:
         end=lambda broadcast, working: ({"w": working["w"]}, working),
         aggregate=lambda server, update: aggregate(config, server, update),
         models=models,
-        predict=lambda tree, x, noise: averaged(model, tree["w"].unsqueeze(1), x),
+        predict=lambda tree, x, noise: predictive_at(model, tree["w"].unsqueeze(1), x),
         noise=(0,),
         traits=Traits(passes=config.inner_steps),
     )

@@ -143,7 +143,7 @@ def scores(sums: Sums, local: Local, clients: int, prior: Prior) -> Array:
 
 def _assign(table: Array) -> Index:
     """A column for each row, all different, with the largest sum."""
-    from scipy.optimize import linear_sum_assignment
+    from scipy.optimize import linear_sum_assignment  # an extra
 
     column: Index = linear_sum_assignment(table, maximize=True)[1]
     return column

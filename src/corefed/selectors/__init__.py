@@ -105,7 +105,7 @@ def register(name: str, entry: Entry) -> None:
     SELECTORS[name] = entry
 
 
-def named(name: str) -> Entry:
+def look_up(name: str) -> Entry:
     """What is known of a selector; an unknown one is a sentence with the nearest."""
     if name not in SELECTORS:
         hint = did_you_mean(name, SELECTORS)
@@ -115,7 +115,7 @@ def named(name: str) -> Entry:
 
 def unguarded(name: str) -> Selector:
     """The selector of that name as it is written, without the rules of `guard.py`."""
-    entry = named(name)
+    entry = look_up(name)
     selector: Selector = getattr(import_module(entry.module), entry.function)
     return selector
 

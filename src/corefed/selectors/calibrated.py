@@ -35,6 +35,7 @@ from corefed.models.likelihood import Categorical
 from corefed.selectors import gradients, sampling
 from corefed.selectors.frame import Choice, Look
 from corefed.selectors.sketches import Sketch, sketch
+from corefed.selectors.subset import random_order
 
 
 def select(look: Look) -> Choice:
@@ -44,12 +45,12 @@ def select(look: Look) -> Choice:
     seen = sketch(look)
     pi = sampling.inclusion(_scores(look, seen), look.mask, look.k, settings.floor)
     if settings.in_turn:
-        chosen, memory = in_turn(pi, look.k, look.mask, _groups(look), look.memory, look.streams)
+        chosen, memory = take_turns(pi, look.k, look.mask, _groups(look), look.memory, look.streams)
     else:
         chosen = sampling.draw(pi, look.k, look.mask, look.streams, "calibrated")
         memory = look.memory
     drawn = torch.where(chosen, pi.clamp_min(torch.finfo(pi.dtype).tiny).reciprocal(), 0.0)
-    weight = calibrated(seen.g, drawn, settings.shrink, settings.bound)
+    weight = calibrate(seen.g, drawn, settings.shrink, settings.bound)
     return Choice(weight.to(look.data.weight.dtype), memory)
 
 
@@ -60,7 +61,7 @@ def _in_two_phases(look: Look) -> Choice:
     many = torch.minimum(torch.maximum(wanted, look.k + 1), look.n)
     share = (many / look.n.clamp_min(1)).unsqueeze(-1)
     pi, mask = share * look.mask, look.mask
-    seen, memory = in_turn(pi, many, mask, _groups(look), look.memory, look.streams)
+    seen, memory = take_turns(pi, many, mask, _groups(look), look.memory, look.streams)
     index = seen.to(torch.int8).argsort(stable=True, descending=True)[:, : int(many.max())]
     rows = torch.arange(len(index), device=index.device).unsqueeze(-1)
     data = look.data
@@ -93,7 +94,7 @@ def _scores(look: Look, seen: Sketch) -> Tensor:
             return look.mask.to(seen.g.dtype)
 
 
-def in_turn(
+def take_turns(
     pi: Tensor, k: Tensor, mask: Tensor, group: Tensor, owed: Tensor, streams: Streams
 ) -> tuple[Tensor, Tensor]:
     """Whose turn it is, [C, n] bool, k of each client, and what each point is owed then.
@@ -107,11 +108,7 @@ def in_turn(
     members = torch.nn.functional.one_hot(group).double()  # [C, n, groups]
     fresh = (owed == 0).all(-1, keepdim=True)
     if bool(fresh.any()):
-        order = torch.full(mask.shape, 2.0)  # above every uniform
-        for row, real, g in zip(
-            order, mask.cpu(), streams.generators("in-turn", host=True), strict=True
-        ):
-            row[real] = torch.rand(int(real.sum()), generator=g)  # as many, whatever the padding
+        order = random_order(mask, streams, "in-turn")
         sizes = torch.bmm(members, members.sum(1).unsqueeze(-1)).squeeze(-1)
         start = (_rank_inside(group, -order.to(owed)) + 0.5) / sizes
         owed = torch.where(fresh & mask, start.to(owed.dtype), owed)
@@ -135,7 +132,7 @@ def _rank_inside(group: Tensor, value: Tensor) -> Tensor:
     return torch.zeros_like(group).scatter(-1, order, place - begin)
 
 
-def calibrated(g: Tensor, drawn: Tensor, shrink: float, bound: float) -> Tensor:
+def calibrate(g: Tensor, drawn: Tensor, shrink: float, bound: float) -> Tensor:
     """[C, n] weights near `drawn` whose sum of g comes near that of all points; float64.
 
     With B_j = sqrt(d_j) g_j, d the drawn weights and r = y - sum_j d_j g_j, the minimiser is

@@ -51,7 +51,7 @@ class Choice(NamedTuple):
     memory: Tensor  # [C, n] for the next time
 
 
-def trimmed(data: ClientData, rows: list[int]) -> ClientData:
+def trim(data: ClientData, rows: list[int]) -> ClientData:
     """Some clients, padded to the largest of them only; padding comes last.
 
     So a client on its own is chosen for in the same shapes wherever it is, and to the same bit:

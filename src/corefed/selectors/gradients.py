@@ -115,10 +115,10 @@ def forward(look: Look, draws: int = 0, purpose: str = "gradients") -> Pass:
                 theta, zero_where_unusable(model.forward(theta, look.data.x), look.mask), None
             )
         features = zero_where_unusable(head.features(theta, look.data.x), look.mask)
-        return on_features(look, theta, features)
+        return forward_on(look, theta, features)
 
 
-def on_features(look: Look, theta: Tensor, features: Tensor) -> Pass:
+def forward_on(look: Look, theta: Tensor, features: Tensor) -> Pass:
     """The same where the features below the head are known already."""
     head = look.model.head
     assert head is not None
@@ -130,10 +130,10 @@ def on_features(look: Look, theta: Tensor, features: Tensor) -> Pass:
 
 def last_layer(look: Look, draws: int = 0, purpose: str = "gradients") -> LastLayer:
     """The gradients of log p of all points; see above for theta and for models without a head."""
-    return of_pass(look, forward(look, draws, purpose))
+    return layer_at(look, forward(look, draws, purpose))
 
 
-def of_pass(look: Look, seen: Pass) -> LastLayer:
+def layer_at(look: Look, seen: Pass) -> LastLayer:
     """The gradients at a look that was taken already."""
     theta, output, features = seen
     with torch.enable_grad():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from corefed.selectors import sampling
-from corefed.selectors.frame import Choice, Look, Selector, trimmed
+from corefed.selectors.frame import Choice, Look, Selector, trim
 
 POINTS = 1 << 17
 """Points of all clients together, so that 4096 numbers each take 2 GiB."""
@@ -31,7 +31,7 @@ def guarded(selector: Selector) -> Selector:
         each = 1 if look.q.device.type == "cpu" else max(1, POINTS // look.mask.shape[1])
         for start in range(0, len(due), each):
             rows = due[start : start + each]
-            own = part(look, rows)
+            own = take_clients(look, rows)
             choice = _or_random(own, selector(own))
             n = own.mask.shape[1]
             weight[rows, :n] = choice.weight
@@ -41,9 +41,9 @@ def guarded(selector: Selector) -> Selector:
     return select
 
 
-def part(look: Look, rows: list[int]) -> Look:
+def take_clients(look: Look, rows: list[int]) -> Look:
     """Some of the clients, padded to the largest of them only."""
-    data = trimmed(look.data, rows)
+    data = trim(look.data, rows)
     return look._replace(
         q=look.q[rows],
         z=look.z[rows],
@@ -60,7 +60,7 @@ def _or_random(look: Look, choice: Choice) -> Choice:
     rows = (~usable).nonzero().squeeze(-1).tolist()
     if not rows:
         return choice
-    own = part(look, rows)
+    own = take_clients(look, rows)
     weight = choice.weight.clone()
     weight[rows] = 0.0
     weight[rows, : own.mask.shape[1]] = sampling.random(own).weight

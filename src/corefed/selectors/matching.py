@@ -19,9 +19,9 @@ from corefed.base.types import ClientData
 from corefed.coreset import refit, solvers
 from corefed.coreset.problem import problem
 from corefed.models.network import Model
-from corefed.selectors.calibrated import in_turn
+from corefed.selectors.calibrated import take_turns
 from corefed.selectors.frame import Choice, Look
-from corefed.selectors.guard import part
+from corefed.selectors.guard import take_clients
 from corefed.selectors.potentials import stack, widen
 from corefed.selectors.settings import Selection
 from corefed.selectors.sketches import centres, sketch
@@ -36,7 +36,7 @@ def select(look: Look) -> Choice:
     weight, memory = torch.zeros_like(look.data.weight), look.memory.clone()
     everyone = torch.ones_like(look.k, dtype=torch.bool)
     for rows, draws in groups(everyone, look.data, look.k, settings.draws, settings.selection_mb):
-        own = part(look, rows)
+        own = take_clients(look, rows)
         n = own.mask.shape[1]
         weight[rows, :n], memory[rows, :n] = _solve(own, draws)
     return Choice(weight, memory)
@@ -55,7 +55,7 @@ def _solve(look: Look, draws: int) -> Choice:
         many = torch.minimum(torch.maximum(many, look.k + 1), look.n)
         pi = mask * (many / look.n).unsqueeze(-1)
         every = torch.zeros_like(mask, dtype=torch.int64)
-        mask, memory = in_turn(pi, many, mask, every, memory, look.streams)
+        mask, memory = take_turns(pi, many, mask, every, memory, look.streams)
     g = g * mask.unsqueeze(-1)
     weight = solve(settings, g, y, look.k, mask, look.streams, plain=look.n / look.k)
     return Choice(weight.to(look.data.weight.dtype), memory)
@@ -102,7 +102,7 @@ def draws_for(k: int, n: int, asked: int, memory_mb: int) -> int:
     the client alone, never on who is in the same call, and is rounded up to one of a few sizes so
     that clients of similar size can be solved together.
     """
-    wanted = asked or rounded_up(max(2 * k, MINIMUM_DRAWS))
+    wanted = asked or round_up(max(2 * k, MINIMUM_DRAWS))
     return min(wanted, max(2, memory_mb * 2**20 // bytes_for(1, n)))
 
 
@@ -111,7 +111,7 @@ def bytes_for(draws: int, n: int) -> int:
     return 4 * 4 * draws * n
 
 
-def rounded_up(number: int) -> int:
+def round_up(number: int) -> int:
     """The next multiple of an eighth of its power of two: at most an eighth more."""
     grain = max(1, 1 << max(0, number.bit_length() - 4))
     return -(-number // grain) * grain

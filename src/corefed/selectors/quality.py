@@ -18,7 +18,7 @@ from corefed.base.types import ClientData
 from corefed.coreset.uniform import uniform_error
 from corefed.models.network import Model
 from corefed.selectors import potentials, sketches
-from corefed.selectors.frame import trimmed
+from corefed.selectors.frame import trim
 from corefed.selectors.matching import groups
 from corefed.selectors.settings import Renewal, Selection
 
@@ -47,7 +47,7 @@ def measure(
     how, when = settings
     found = Quality(*(torch.full_like(data.weight[:, 0], torch.nan) for _ in range(2)))
     for rows, _ in groups(due, data, k, when.check_draws, how.selection_mb):
-        part = trimmed(data, rows)
+        part = trim(data, rows)
         places = potentials.widen(q[rows], how.widths, "check")
         g, _ = potentials.stack(
             model, places, part, when.check_draws, feature_draws(how), streams.subset(rows),

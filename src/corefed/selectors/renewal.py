@@ -21,7 +21,7 @@ from torch import Tensor
 from corefed.base.types import Tree, Work
 from corefed.bayes import gaussian
 from corefed.models.network import Model
-from corefed.selectors import named, sketches
+from corefed.selectors import look_up, sketches
 from corefed.selectors.matching import draws_for
 from corefed.selectors.settings import Renewal, Selection
 
@@ -63,7 +63,7 @@ def has_moved(rule: Renewal, state: Tree, q: Tensor) -> Tensor:
 
 def selection_cost(selector: str, model: Model, settings: Selection) -> float:
     """Forward passes of each point that a choice by this selector costs."""
-    own = named(selector).passes
+    own = look_up(selector).passes
     if own is not None:
         return own
     passes = sketches.passes(model, settings)

@@ -33,22 +33,22 @@ WIDEST = 1024
 
 
 def random(look: Look) -> Choice:
-    return sampled(look, torch.ones_like(look.data.weight), 1.0, "random")
+    return sample(look, torch.ones_like(look.data.weight), 1.0, "random")
 
 
 def loss(look: Look, *, draws: int = 0, floor: float = FLOOR) -> Choice:
-    return sampled(look, gradients.losses(look, draws, "loss"), floor, "loss")
+    return sample(look, gradients.losses(look, draws, "loss"), floor, "loss")
 
 
 def gradient_norm(look: Look, *, draws: int = 0, floor: float = FLOOR) -> Choice:
     layer = gradients.last_layer(look, draws, "gradient-norm")
-    return sampled(look, layer.squared_norms().sqrt_(), floor, "gradient-norm")
+    return sample(look, layer.squared_norms().sqrt_(), floor, "gradient-norm")
 
 
 def leverage(look: Look, *, draws: int = 0, floor: float = FLOOR) -> Choice:
     layer = gradients.last_layer(look, draws, "leverage")
     g = layer.rows(WIDEST, look.streams, "leverage/sketch")
-    return sampled(look, leverages(g, look.k), floor, "leverage")
+    return sample(look, leverages(g, look.k), floor, "leverage")
 
 
 def leverages(g: Tensor, k: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def leverages(g: Tensor, k: Tensor) -> Tensor:
     return half.square_().sum(1)
 
 
-def sampled(look: Look, scores: Tensor, floor: float, purpose: str) -> Choice:
+def sample(look: Look, scores: Tensor, floor: float, purpose: str) -> Choice:
     """k points by their scores, with the weights that make sums unbiased."""
     pi = inclusion(scores, look.mask, look.k, floor)
     chosen = draw(pi, look.k, look.mask, look.streams, purpose)

@@ -59,7 +59,7 @@ def sketch(look: Look, purpose: str = "coreset") -> Sketch:
     if first.theta is None or first.features is None:
         layer = gradients.last_layer(here, 1, f"{places[0].name}/norms")
     else:
-        layer = gradients.of_pass(here, gradients.on_features(here, first.theta, first.features))
+        layer = gradients.layer_at(here, gradients.forward_on(here, first.theta, first.features))
     return Sketch(g, layer.squared_norms().sqrt_())
 
 

@@ -176,7 +176,7 @@ def resolve(
     given = [*_from_file(file), *_from_flags(flags or {}, where), *_from_assignments(assignments)]
     method = str(next((g.value for g in reversed(given) if g.key == "method"), Run.method))
     own = registry.config_class(method)
-    known = _known(own)
+    known = _by_name(own)
     given = [each._replace(key=_name(each, own, known, method)) for each in given]
     values = {g.key: parse(g.key, g.value, known[g.key].kind, g.where) for g in given}
     if "preset" in known:
@@ -252,7 +252,7 @@ def differences(there: Mapping[str, object], here: Mapping[str, object]) -> list
     ]
 
 
-def _known(own: type[Any]) -> dict[str, Setting]:
+def _by_name(own: type[Any]) -> dict[str, Setting]:
     """Name -> setting, Run's and then the method's."""
     known = {each.name: each for each in list_settings(Run)}
     for each in list_settings(own):
@@ -323,7 +323,7 @@ def _unknown(key: str, where: str, method: str, known: Mapping[str, Setting]) ->
             f"{key!r} ({where}) is a group of settings; write {key}.NAME=VALUE, where NAME is "
             f"{', '.join(members)}."
         )
-    owners = [name for name in registry.METHODS if key in _known(registry.config_class(name))]
+    owners = [name for name in registry.METHODS if key in _by_name(registry.config_class(name))]
     if key == "fraction" and owners:
         return f"{method} trains on all data and takes no fraction; {_list(owners)} do."
     if owners:
