@@ -10,9 +10,10 @@ means in the docstring under it:
         every: Annotated[NotNegativeInt, Unit("local steps"), ABLATION] = 0
         """Steps between two corrections; 0 makes none."""
 
-Nothing else has to be written: the value is parsed by its type, a value out of range is refused,
-and `corefed methods` shows the rest. A field whose type is a frozen dataclass is a group of
-settings. Names are unique over all groups, so a setting can be named with its group or without.
+Nothing else is needed: `settings/fields.py` reads it, a value is parsed by its type, one out of
+range is refused, and `corefed methods` shows the rest. A field whose type is a frozen dataclass is
+a group of settings. Names are unique over all groups, so a setting can be named with its group or
+without.
 '''
 
 from __future__ import annotations

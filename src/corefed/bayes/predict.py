@@ -18,7 +18,7 @@ def predictive_at(model: Model, theta: Tensor, x: Tensor, points: int = 512) -> 
     """(1/M) sum_m p(y | x, theta_m) for given theta [C, M, P]; a point estimate is M = 1.
 
     Classification: [C, n, classes]. Regression: [C, n, 2 targets], means then variances. At most
-    `points` inputs a client go through the network at once.
+    `points` inputs per client go through the network at once.
     """
     parts = [
         model.likelihood.predictive(theta, model.forward(theta, part))

@@ -64,7 +64,7 @@ def build(config: Config, model: Model) -> Method:
 
 
 def gradient(model: Model, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The loss a datum, (1/n) sum_j w_j nll_j, and its gradient in theta: [C], [C, P]."""
+    """The loss per point, (1/n) sum_j w_j nll_j, and its gradient in theta: [C], [C, P]."""
     theta = theta.detach().requires_grad_()
     with torch.enable_grad():
         loss = elbo.weighted_nll(model, theta.unsqueeze(1), batch)

@@ -103,7 +103,7 @@ def presets(name: str) -> dict[str, dict[str, object]]:
 
 
 def adaptation_steps(name: str, config: Any, steps: int | None) -> tuple[Any, int] | None:
-    """Settings and steps of a client that joins later, by a method that adapts at evaluation.
+    """Settings and steps of a client that joins later, for a method that adapts at evaluation.
 
     A method whose personal models are made by `models`, not by training, has a function
     `with_steps(config, steps)` in its module. None for every other method.

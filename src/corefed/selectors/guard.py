@@ -1,12 +1,12 @@
-"""What holds for every selector, in one place: whole clients, empty choices, who is in the call.
+"""Rules for every selector: clients that keep all points, unusable choices, clients per call.
 
-k >= n keeps all points with weight 1, and the selector is not asked. A selector that gives a client
-no point at all, or a weight that is no finite number (its gradients are all 0, its posterior has
-diverged), is replaced for that client by a simple random sample with weights n / k.
+With k >= n all points are kept with weight 1, and the selector is not called. If a selector gives a
+client no point, or a weight that is not finite (all gradients are 0, the posterior has diverged),
+that client gets a simple random sample with weights n / k.
 
-On a CPU clients are chosen for one after the other, padded to their own size: the numbers of one
-stay in the cache, and a client gets the same points to the bit whoever else is in the call.
-Elsewhere as many go together as keep within `POINTS`.
+On a CPU the selector is called for one client at a time, padded to its own size. Its numbers stay
+in the cache, and its points do not depend on the other clients. On other devices a call has at most
+`POINTS` points.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from corefed.bayes import gaussian
 from corefed.models.network import Model
 
 BLOCK = 1 << 27
-"""Activations of all clients, draws and rows of the sketch that are held at once: 512 MiB."""
+"""Most activations of all clients, draws and sketch rows in memory at once: 512 MiB."""
 
 
 def kl_rows(

@@ -3,8 +3,8 @@
     minimise || y - Phi w ||^2   over   w >= 0, ||w||_0 <= k,
 
 then a refit that pulls the weights towards n/k (`coreset/refit.py`). With `pool` below 1 only a
-part of the points, taken in turn, may join, against the target of all: the support then changes
-from one choice to the next, and a client comes to see more of its data.
+part of the points, taken in turn, may be chosen; the target is still that of all points. The
+support then changes from one selection to the next, and a client sees more of its data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ THRESHOLDING = {"aiht-2": 100, "aiht": 100, "iht": 100}
 
 
 def select(look: Look) -> Choice:
-    """In groups of clients with equal S: it follows from a client's own k and n alone."""
+    """In groups of clients with equal S, which depends only on a client's k and n."""
     settings = look.settings
     weight, memory = torch.zeros_like(look.data.weight), look.memory.clone()
     everyone = torch.ones_like(look.k, dtype=torch.bool)
@@ -98,9 +98,9 @@ def solve(
 def draws_for(k: int, n: int, asked: int, memory_mb: int) -> int:
     """S for one client: as asked, or 2k and at least 200, within a bound on memory.
 
-    The solver is degenerate when S - 1 <= k: an exact zero exists and means nothing. S depends on
-    the client alone, never on who is in the same call, and is rounded up to one of a few sizes so
-    that clients of similar size can be solved together.
+    With S - 1 <= k the problem is degenerate: an exact fit always exists. S depends on the client
+    alone, not on others in the call, and is rounded up to one of a few sizes so that clients of
+    similar size can be solved together.
     """
     wanted = asked or round_up(max(2 * k, MINIMUM_DRAWS))
     return min(wanted, max(2, memory_mb * 2**20 // bytes_for(1, n)))
@@ -139,4 +139,4 @@ def groups(
 
 
 MINIMUM_DRAWS = 200
-"""For tiny coresets 2k draws would estimate nothing; 200 rows cost little beside the features."""
+"""For tiny coresets 2k draws are too few for an estimate; 200 cost little beside the features."""

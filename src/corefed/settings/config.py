@@ -1,10 +1,9 @@
 """From a TOML file and a command line to one frozen, checked `Experiment`.
 
-Layers, each over the one before: defaults (those for the kind of data included), the method's
-preset, the file, flags, `--set key=value`.
-The keys of `Run` and those of the method's own Config share one flat namespace. A key of a group
-can be written with it (`selection.draws`, or a table [selection]) or without. What a value may be
-follows from the field's annotation (`base/settings.py`), so no key is described twice.
+Each layer overrides the one before: defaults (some depend on the kind of data), the method's
+preset, the file, flags, `--set key=value`. The keys of `Run` and of the method's Config share one
+flat namespace. A key of a group can be written with the group (`selection.draws`, or a table
+[selection]) or without it.
 """
 
 from __future__ import annotations
@@ -36,20 +35,19 @@ if TYPE_CHECKING:
 
 
 LOCAL = "local"
-"""What `data` is in an experiment of a federation: each client's own."""
+"""Value of `data` in a federation: each client has its own."""
 
 MEMORY = "memory"
-"""What `data` is where arrays were handed over in Python, and `model` where a network was that no
-module:factory names."""
+"""Value of `data` for arrays that were passed in Python, and of `model` for a network that was."""
 
 OWN = ("table:", "npz:", MEMORY)
-"""Beginnings of names of data whose regression targets are standardised."""
+"""Prefixes of names of data whose regression targets are standardised."""
 
 OWN_NOISE: dict[str, object] = {"noise": 0.5, "learn_noise": True}
-"""What takes the place of both keys' defaults for such data, where neither is given."""
+"""Defaults of both keys for such data, if neither is given."""
 
 CORESET = "coreset"
-"""A prefix that the method's own settings may have in place of their group: coreset.solver."""
+"""A prefix for the method's own settings, in place of their group: coreset.solver."""
 
 Scaling = Literal["auto", "unit", "standard", "features", "client"]
 Embedding = Literal["auto", "efficientnet-lite0", "resnet18", "none"]
@@ -171,7 +169,7 @@ def resolve(
 ) -> Experiment:
     """The experiment that defaults, preset, `file`, `flags` and `assignments` define, checked.
 
-    `where` is what messages call the place of `flags`, if they are none of a command line.
+    `where` is what messages call the source of `flags` that are not from a command line.
     """
     given = [*_from_file(file), *_from_flags(flags or {}, where), *_from_assignments(assignments)]
     method = str(next((g.value for g in reversed(given) if g.key == "method"), Run.method))
@@ -253,7 +251,7 @@ def differences(there: Mapping[str, object], here: Mapping[str, object]) -> list
 
 
 def _by_name(own: type[Any]) -> dict[str, Setting]:
-    """Name -> setting, Run's and then the method's."""
+    """The settings of Run, then those of the method."""
     known = {each.name: each for each in list_settings(Run)}
     for each in list_settings(own):
         if each.name in known:
@@ -299,7 +297,7 @@ def _from_assignments(assignments: Sequence[str]) -> Iterator[_Given]:
 
 
 def _refuse_two_presets(given: Sequence[_Given]) -> None:
-    """A file with a preset has its values too, over which a second preset would have no effect."""
+    """A file with a preset also has its values, so a second preset would have no effect."""
     named = [g for g in given if g.key == "preset"]
     if len({g.value for g in named}) > 1:
         raise UserError(

@@ -97,7 +97,7 @@ def _listed(cls: type) -> tuple[Setting, ...]:
 
 
 def _declared(cls: type[Any], group: str = "", given: object = MISSING) -> Iterator[Setting]:
-    """`given` is the group's own value, where its field has one: its fields are the defaults."""
+    """`given` is the default of a group's field; its values are the defaults of the group."""
     plain, annotated = get_type_hints(cls), get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         kind, beside = plain[field.name], getattr(annotated[field.name], "__metadata__", ())

@@ -32,7 +32,7 @@ def read(path: Path, missing: str = "") -> dict[str, Any]:
 
 
 def table(content: Mapping[str, Any], cls: type[T], where: str) -> T:
-    """A table's keys as the fields of `cls`, checked; a key of another name is a mistake."""
+    """The keys of a table as the fields of `cls`, checked; other keys are refused."""
     settings = list_settings(cls)
     kinds = {each.name: each.kind for each in settings}
     values: dict[str, Any] = {}
@@ -51,7 +51,7 @@ def table(content: Mapping[str, Any], cls: type[T], where: str) -> T:
 
 
 def groups(content: Mapping[str, Any], names: tuple[str, ...], where: str) -> dict[str, Any]:
-    """The tables of a file by name, empty where there is none; '' is what stands before them."""
+    """The tables of a file by name, empty if absent; '' has the keys before the first table."""
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     for key in tables.keys() - set(names):
         raise UserError(f"{where} has a table [{key}]; it may have {', '.join(names)}.")
