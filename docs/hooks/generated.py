@@ -19,12 +19,12 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer.models import ParameterInfo
 
-from corefed.base.settings import Setting, list_settings
 from corefed.base.tables import markdown_table
 from corefed.commands import cli
 from corefed.federation.rules import Rules
-from corefed.methods.registry import METHODS
-from corefed.settings import describe
+from corefed.methods.registry import METHODS, config_class
+from corefed.settings.config import Run
+from corefed.settings.fields import Setting, list_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,12 +145,12 @@ def settings() -> str:
         "",
         "## Of every run",
         "",
-        *table(describe.of_run()),
+        *table(list_settings(Run)),
         "",
     ]
     for name, entry in METHODS.items():
         text += [f"## {name}", "", f"{entry.description[0].upper()}{entry.description[1:]}.", ""]
-        own = describe.of_method(name)
+        own = list_settings(config_class(name))
         for group in dict.fromkeys(each.group for each in own):
             members = [each for each in own if each.group == group]
             if group:

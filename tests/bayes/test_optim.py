@@ -24,7 +24,7 @@ def gradients(step: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 def run_stacked(name: str, start: Tensor, rate: float) -> tuple[Tensor, Tree]:
     """Rows that take part are gathered, updated and put back, as the runtime does."""
-    optimizer = optim.named(name, rate)
+    optimizer = optim.OPTIMIZERS[name](rate)
     p, state = start.clone(), optimizer.init(start)
     for step, rows in enumerate(SCHEDULE):
         part = p[rows]

@@ -35,7 +35,7 @@ def taken_apart(each: Tensor, classes: int) -> Prediction:
     """Of the draws' own predictions [K, n, out]."""
     number = torch.arange(len(each)).view(1, -1, 1)
     method = says(each.unsqueeze(1))
-    return uncertainty.predict(method, {}, each.new_zeros(1, 1), number, classes).of(0)
+    return uncertainty.predict(method, {}, each.new_zeros(1, 1), number, classes).client(0)
 
 
 # --- regression -----------------------------------------------------------------------------------

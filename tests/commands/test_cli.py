@@ -14,10 +14,10 @@ import pytest
 from commands import SMALL, corefed
 
 from corefed import __version__
-from corefed.base.settings import list_settings
 from corefed.methods import registry
 from corefed.methods.registry import METHODS
 from corefed.settings.config import Run, resolve
+from corefed.settings.fields import list_settings
 from corefed.training import record, rounds
 
 SUMMARY_KEYS = {

@@ -17,8 +17,9 @@ import typer
 from browser import PROGRAM, chromium
 
 from corefed.commands import cli
-from corefed.methods.registry import METHODS
-from corefed.settings import describe
+from corefed.methods.registry import METHODS, config_class
+from corefed.settings.config import Run
+from corefed.settings.fields import list_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,8 +77,10 @@ def test_reference_is_whole(site: Path) -> None:
 
     check("corefed", typer.main.get_command(cli.app))
     text = (site / "reference" / "settings.html").read_text(encoding="utf-8")
-    for settings in (describe.of_run(), *map(describe.of_method, METHODS)):
-        assert [each.name for each in settings if f"<code>{each.name}</code>" not in text] == []
+    for cls in (Run, *map(config_class, METHODS)):
+        assert [
+            each.name for each in list_settings(cls) if f"<code>{each.name}</code>" not in text
+        ] == []
 
 
 @pytest.fixture(scope="module")

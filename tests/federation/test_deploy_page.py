@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from corefed.base.settings import list_settings
 from corefed.base.tables import markdown_table
 from corefed.federation.operate.processes import free_port
 from corefed.federation.rules import Rules
+from corefed.settings.fields import list_settings
 from corefed.training import record
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_runtimes import FEATURES, Row, build, every_method, federation, loop
+from method_rows import FEATURES, Row, build, every_method, federation, loop
 from torch import Tensor
 
 from corefed.base.rng import SERVER, Streams, Who

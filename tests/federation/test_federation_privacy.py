@@ -14,8 +14,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from method_rows import FEATURES, Row, build, every_method, loop
 from scipy import integrate, stats
-from test_runtimes import FEATURES, Row, build, every_method, loop
 from torch import Tensor
 
 from corefed.base import files

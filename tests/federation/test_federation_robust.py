@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from method_rows import Row, build, every_method, loop
 from scipy import stats
-from test_runtimes import Row, build, every_method, loop
 from torch import Tensor
 
 from corefed.base.errors import UserError

@@ -23,7 +23,6 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
-from corefed.base.settings import list_settings
 from corefed.base.types import Tree
 from corefed.federation import events, wire
 from corefed.federation.flower import app, records
@@ -34,6 +33,7 @@ from corefed.methods import pfedbayes, registry
 from corefed.models.likelihood import Categorical
 from corefed.models.network import mlp
 from corefed.settings import config
+from corefed.settings.fields import list_settings
 from corefed.show import report
 from corefed.training import checkpoint, record, rounds
 

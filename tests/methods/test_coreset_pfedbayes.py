@@ -5,7 +5,6 @@ import torch
 
 from corefed import selectors
 from corefed.base.rng import SERVER, Streams, Who
-from corefed.base.settings import from_flat
 from corefed.base.types import ClientData, Work
 from corefed.methods import coreset_pfedbayes as method
 from corefed.methods import pfedbayes
@@ -16,6 +15,7 @@ from corefed.selectors import matching
 from corefed.selectors.frame import Choice
 from corefed.selectors.quality import judge
 from corefed.selectors.subset import subset_size
+from corefed.settings.fields import from_flat
 from corefed.training.local import LocalClients
 
 SIZES = (40, 25, 33)

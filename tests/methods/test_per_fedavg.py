@@ -15,7 +15,7 @@ from corefed.base.types import Batch, ClientData, Update
 from corefed.bayes import elbo
 from corefed.bayes.batches import batches, parts
 from corefed.methods import per_fedavg
-from corefed.methods.per_fedavg import Config, adapted, full_gradient, hessian_times, meta_gradient
+from corefed.methods.per_fedavg import Config, adapt, full_gradient, hessian_times, meta_gradient
 from corefed.models.likelihood import Categorical
 from corefed.models.network import Model, mlp
 from corefed.training.evaluate import evaluate
@@ -267,7 +267,7 @@ def test_adaptation_sees_training_data_alone() -> None:
         return seen[0]
 
     first = personal(network.data)
-    torch.testing.assert_close(first, adapted(HF, network.model, seen[1], network.data))
+    torch.testing.assert_close(first, adapt(HF, network.model, seen[1], network.data))
     assert torch.equal(personal(other), first)
     ended.clients.data = other
     assert not torch.allclose(personal(network.data), first)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_runtimes import (
+from method_rows import (
     PAPER_CUDA,
     SINGLE_CUDA,
     SMALL,
@@ -23,7 +23,6 @@ from torch.func import functional_call, jvp, vmap
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams, Who
-from corefed.base.settings import from_flat, list_settings
 from corefed.base.types import ClientData, Method
 from corefed.bayes.predict import predictive
 from corefed.methods import registry
@@ -33,6 +32,7 @@ from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.models.network import Model
 from corefed.selectors.potentials import draw
 from corefed.settings.config import resolve
+from corefed.settings.fields import from_flat, list_settings
 from corefed.training.local import chunk_for
 from corefed.training.setup import concrete, prepare
 

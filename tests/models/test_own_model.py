@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from commands import SMALL, corefed
-from test_federation_halves import Call
+from federation_calls import Call
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams, Who

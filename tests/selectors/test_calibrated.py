@@ -14,7 +14,7 @@ from torch import Tensor
 
 from corefed.base.rng import Streams, Who
 from corefed.selectors import calibrated, matching, sampling
-from corefed.selectors.calibrated import in_turn
+from corefed.selectors.calibrated import take_turns
 from corefed.selectors.settings import Score, Selection
 
 SIZES, KEEP, N, S = (40, 25, 33), (30, 20, 9), 45, 8
@@ -52,7 +52,7 @@ def reference(g: Tensor, d: Tensor, shrink: float) -> Tensor:
 @pytest.mark.parametrize("shrink", [0.01, 0.1, 3.0])
 def test_weights_minimise_the_ridge_problem(shrink: float) -> None:
     g, drawn = drawn_case()
-    w = calibrated.calibrated(g, drawn, shrink, 1e9)
+    w = calibrated.calibrate(g, drawn, shrink, 1e9)
     free = 0
     for row in range(3):
         expected = reference(g[row], drawn[row], shrink)
@@ -65,21 +65,21 @@ def test_weights_minimise_the_ridge_problem(shrink: float) -> None:
 
 def test_much_shrinkage_or_nothing_to_match_leaves_the_drawn_weights() -> None:
     g, drawn = drawn_case()
-    far = calibrated.calibrated(g, drawn, 1e9, 4.0)
+    far = calibrated.calibrate(g, drawn, 1e9, 4.0)
     torch.testing.assert_close(far, drawn, rtol=1e-6, atol=0)
-    nothing = calibrated.calibrated(torch.zeros_like(g), drawn, 0.1, 4.0)
+    nothing = calibrated.calibrate(torch.zeros_like(g), drawn, 0.1, 4.0)
     torch.testing.assert_close(nothing, drawn, rtol=1e-14, atol=0)  # a root, squared
     broken = g.clone()
     broken[1, 0, 0] = torch.nan
-    w = calibrated.calibrated(broken, drawn, 0.1, 4.0)
+    w = calibrated.calibrate(broken, drawn, 0.1, 4.0)
     torch.testing.assert_close(w[1], drawn[1], rtol=1e-14, atol=0)
-    assert torch.equal(w[0], calibrated.calibrated(g, drawn, 0.1, 4.0)[0])
+    assert torch.equal(w[0], calibrated.calibrate(g, drawn, 0.1, 4.0)[0])
 
 
 def test_without_shrinkage_more_points_than_draws_match_all_data() -> None:
     """The solution is within y's rounding times the condition of a random 8 x 20 system."""
     g, drawn = drawn_case()
-    w = calibrated.calibrated(g, drawn, 0.0, 1e9)
+    w = calibrated.calibrate(g, drawn, 0.0, 1e9)
     y, found = g.sum(1), torch.bmm(w.unsqueeze(1), g).squeeze(1)
     for row in range(2):
         assert (w[row][drawn[row] > 0] > 1e-6).all()  # no bound binds
@@ -90,13 +90,13 @@ def test_without_shrinkage_more_points_than_draws_match_all_data() -> None:
 def test_bounds_are_kept_and_clients_do_not_mix(bound: float) -> None:
     g, drawn = drawn_case()
     g = g * 30 ** torch.rand(3, N, 1, generator=torch.Generator().manual_seed(1)).double()
-    w = calibrated.calibrated(g, drawn, 1e-3, bound)
+    w = calibrated.calibrate(g, drawn, 1e-3, bound)
     assert (w[drawn == 0] == 0).all()
     ratio = (w / drawn)[drawn > 0]
     assert float(ratio.min()) >= 1 / bound - 1e-12 and float(ratio.max()) <= bound + 1e-12
     assert bound == 4.0 or float(ratio.max()) > bound - 1e-9  # so that the test says something
     for row, size in enumerate(SIZES):
-        alone = calibrated.calibrated(
+        alone = calibrated.calibrate(
             g[row : row + 1, :size], drawn[row : row + 1, :size], 1e-3, bound
         )
         torch.testing.assert_close(w[row, :size], alone[0], rtol=1e-9, atol=1e-9)
@@ -144,7 +144,7 @@ def turns(pis: list[Tensor], k: int, mask: Tensor, group: Tensor, seed: int, gro
     members = torch.nn.functional.one_hot(group[0], groups).double() * mask[0].unsqueeze(-1)
     gaps, seats = [], []
     for pi in pis:
-        chosen, owed = in_turn(pi, torch.tensor([k]), mask, group, owed, streams(1, seed))
+        chosen, owed = take_turns(pi, torch.tensor([k]), mask, group, owed, streams(1, seed))
         assert int(chosen.sum()) == k and not bool(chosen[~mask].any())
         assert bool((owed[~mask] == 0).all())
         gap = gap + chosen.double() - pi
@@ -224,22 +224,22 @@ def test_without_balance_a_class_is_absent_as_chance_has_it() -> None:
     mask = torch.ones(many, 100, dtype=torch.bool)
     pi, k = torch.full((many, 100), 0.1).double(), torch.full((many,), 10)
     every = torch.zeros(many, 100, dtype=torch.int64)
-    chosen, _ = in_turn(pi, k, mask, every, torch.zeros(many, 100), streams(many))
+    chosen, _ = take_turns(pi, k, mask, every, torch.zeros(many, 100), streams(many))
     absent = float((~chosen[:, :20].any(-1)).double().mean())
     expected = float(hypergeom.pmf(0, 100, 20, 10))
     assert abs(absent - expected) < 5 * math.sqrt(expected * (1 - expected) / many)
     by_class = (torch.arange(100) // 20).expand(many, -1)
-    chosen, _ = in_turn(pi, k, mask, by_class, torch.zeros(many, 100), streams(many))
+    chosen, _ = take_turns(pi, k, mask, by_class, torch.zeros(many, 100), streams(many))
     assert bool((chosen.view(many, 5, 20).sum(-1) == 2).all())
 
 
 def test_a_memory_that_was_kept_goes_on_as_if_nothing_had_happened() -> None:
     draws, mask, group = scores_case(2)
     pi, k = chances(draws, mask, 7), torch.tensor([7])
-    _, owed = in_turn(pi, k, mask, group, torch.zeros(1, 64), streams(1))
+    _, owed = take_turns(pi, k, mask, group, torch.zeros(1, 64), streams(1))
     kept = owed.clone()
-    first = in_turn(pi, k, mask, group, owed, streams(1, 5))
-    again = in_turn(pi, k, mask, group, kept, streams(1, 6))  # draws nothing any more
+    first = take_turns(pi, k, mask, group, owed, streams(1, 5))
+    again = take_turns(pi, k, mask, group, kept, streams(1, 6))  # draws nothing any more
     assert torch.equal(owed, kept)
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
 
@@ -276,7 +276,7 @@ def test_first_choices_are_as_frequent_as_pi_but_for_a_small_bias() -> None:
         one = chances(draws, mask[:1], keep)
         pi = one.expand(many, -1)
         every = torch.zeros(many, n, dtype=torch.int64)
-        chosen, _ = in_turn(pi, k, mask, every, torch.zeros(many, n), streams(many))
+        chosen, _ = take_turns(pi, k, mask, every, torch.zeros(many, n), streams(many))
         spread = (one[0] * (1 - one[0]) / many).sqrt()
         assert bool(((chosen.double().mean(0) - one[0]).abs() <= 5 * spread + BIAS).all())
         f = torch.randn(n, generator=draws, dtype=torch.float64)
@@ -292,7 +292,7 @@ def test_first_places_are_shared_by_class_by_largest_remainders() -> None:
     mask, group = torch.ones(50, 40, dtype=torch.bool), (torch.arange(40) % 4).expand(50, -1)
     pi = (sums / 10)[group]
     k = torch.full((50,), 7)
-    chosen, _ = in_turn(pi, k, mask, group, torch.zeros(50, 40), streams(50))
+    chosen, _ = take_turns(pi, k, mask, group, torch.zeros(50, 40), streams(50))
     seats = chosen.view(50, 10, 4).sum(1)
     assert seats.tolist() == [[0, 1, 3, 3]] * 50
     found = turns([pi[:1]] * 100, 7, mask[:1], group[:1], 0, 4)

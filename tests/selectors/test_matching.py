@@ -146,6 +146,6 @@ def test_groups_hold_each_due_client_once_with_its_own_draws() -> None:
 
 def test_sizes_are_rounded_up_by_an_eighth_at_most() -> None:
     for number in range(1, 3000):
-        size = matching.rounded_up(number)
+        size = matching.round_up(number)
         assert number <= size <= number * 1.125 + 1
-    assert len({matching.rounded_up(number) for number in range(1024, 2048)}) <= 9
+    assert len({matching.round_up(number) for number in range(1024, 2048)}) <= 9

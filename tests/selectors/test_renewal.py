@@ -14,7 +14,6 @@ from torch import Tensor
 
 from corefed import selectors
 from corefed.base.rng import SERVER, Streams, Who
-from corefed.base.settings import from_flat
 from corefed.base.types import ClientData, Tree, Work
 from corefed.bayes import gaussian
 from corefed.methods import coreset_pfedbayes
@@ -25,6 +24,7 @@ from corefed.selectors import matching, potentials, quality, renewal, sketches
 from corefed.selectors.settings import Renewal, Selection
 from corefed.selectors.subset import subset_size
 from corefed.settings.config import resolve
+from corefed.settings.fields import from_flat
 from corefed.training import rounds
 from corefed.training.local import LocalClients
 
@@ -92,7 +92,7 @@ def test_the_interval_follows_the_budget() -> None:
     assert interval(n, Work(20, 50), 1) == [40, 160, 20]
     assert interval(n, work, 1, refresh_every=37) == [37] * 3
     model = mlp((784, 100, 10), Categorical(10))
-    assert renewal.cost_of("calibrated", model, Selection()) == pytest.approx(PASSES)
+    assert renewal.selection_cost("calibrated", model, Selection()) == pytest.approx(PASSES)
 
 
 def test_choosing_costs_the_budget_as_a_part_of_training_on_all_data() -> None:
@@ -179,9 +179,12 @@ def test_what_was_looked_at_is_counted() -> None:
         federation.private["subset.looked"], (CHOICE * times + CHECK * looks) * n
     )
     settings = federation.config.selection
-    assert renewal.cost_of("calibrated", MODEL, settings) == pytest.approx(CHOICE)
+    assert renewal.selection_cost("calibrated", MODEL, settings) == pytest.approx(CHOICE)
     assert sketches.passes(MODEL, settings) == pytest.approx(CHOICE)
-    assert [renewal.cost_of(name, MODEL, settings) for name in ("craig", "random")] == [1.0, 0.0]
+    assert [renewal.selection_cost(name, MODEL, settings) for name in ("craig", "random")] == [
+        1.0,
+        0.0,
+    ]
 
 
 def test_the_error_is_looked_at_first_and_every_so_often() -> None:
@@ -244,7 +247,7 @@ def test_every_selector_trains(name: str) -> None:
     settings = federation.config.selection
     if name == "matching":  # max(2k, 200) draws
         settings = replace(settings, draws=matching.draws_for(12, 40, 0, 2048))
-    passes = 3 * renewal.cost_of(name, MODEL, settings) + CHECK
+    passes = 3 * renewal.selection_cost(name, MODEL, settings) + CHECK
     torch.testing.assert_close(private["subset.looked"], passes * torch.tensor(SIZES).float())
 
 

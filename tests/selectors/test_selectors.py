@@ -30,11 +30,11 @@ def test_what_every_selector_gives(name: str, case: str) -> None:
     assert (weight >= 0).all() and weight.isfinite().all() and (weight[~look.mask] == 0).all()
     size = (weight > 0).sum(-1)
     assert (size <= look.k).all() and (size > 0).all()
-    if not selectors.named(name).fewer:
+    if not selectors.look_up(name).fewer:
         assert (size == look.k).all()
     for row in (2, 3):  # k = n
         assert torch.equal(weight[row], look.mask[row].float())
-    assert torch.equal(memory, look.memory) != selectors.named(name).remembers
+    assert torch.equal(memory, look.memory) != selectors.look_up(name).remembers
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -45,7 +45,7 @@ def test_a_client_alone_has_the_points_it_has_in_a_stack(name: str, case: str) -
     look = look_of(case, SIZES, KEEP)
     bare = selectors.unguarded(name)(look).weight
     for row, size in enumerate(SIZES):
-        own = guard.part(look_of(case, SIZES, KEEP), [row])
+        own = guard.take_clients(look_of(case, SIZES, KEEP), [row])
         alone = selectors.get(name)(own).weight[0]
         assert torch.equal(together[row, :size], alone)
         if KEEP[row] < size:
@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_and_padding_changes_nothing(name: str) -> 
     assert torch.equal(first, again)
     assert torch.equal(selectors.get(name)(padded).weight[:, :40], first)
     other = selectors.get(name)(look_of("classes", (40, 25), (8, 5), seed=1)).weight
-    assert torch.equal(other, first) != selectors.named(name).random
+    assert torch.equal(other, first) != selectors.look_up(name).random
 
 
 @pytest.mark.parametrize("name", ["craig", "gradmatch", "loss", "gradient-norm", "leverage"])
@@ -72,7 +72,7 @@ def test_gradients_at_draws_of_the_posterior_and_sketched(
     monkeypatch.setattr(sampling, "WIDEST", 15)
 
     def chosen(seed: int, rows: list[int]) -> Tensor:
-        look = guard.part(look_of("classes", (30, 40), (6, 5), seed=seed), rows)
+        look = guard.take_clients(look_of("classes", (30, 40), (6, 5), seed=seed), rows)
         return guard.guarded(partial(selectors.unguarded(name), draws=3))(look).weight
 
     both = chosen(0, [0, 1])
@@ -128,7 +128,7 @@ def test_clients_without_points_are_left_alone() -> None:
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UserError, match=r"no selector 'k-center'\. Did you mean 'k-centre'\?"):
-        selectors.named("k-center")
+        selectors.look_up("k-center")
     with pytest.raises(UserError, match="There are calibrated"):
         selectors.get("zzz")
 

@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corefed.base.errors import UserError
-from corefed.base.settings import Positive, list_settings
+from corefed.base.settings import Positive
 from corefed.coreset.solvers import SOLVERS
 from corefed.methods import registry
 from corefed.selectors import SELECTORS
 from corefed.selectors.settings import Selection
 from corefed.settings import config
 from corefed.settings.config import Run, differences, fingerprint, resolve, to_dict, to_toml
+from corefed.settings.fields import list_settings
 from corefed.settings.values import parse
 
 

@@ -70,7 +70,7 @@ def test_every_row_is_chosen_anew_at_the_same_cadence() -> None:
             settings = config.resolve(flags=flags).settings
             assert isinstance(settings, coreset_pfedbayes.Config)
             rule = settings.renewal
-            passes = renewal.cost_of("calibrated", model, settings.selection)
+            passes = renewal.selection_cost("calibrated", model, settings.selection)
             n = torch.tensor([10_000])
             often.add(int(renewal.interval(rule, passes, n, Work(20, 100), 1)))
             assert rule.moved == rule.stale == 0
@@ -91,7 +91,7 @@ def test_variations_are_renewed_as_often_as_the_default(
 ) -> None:
     """The numbers in ABLATED are what the default's budget comes to."""
     default = coreset_pfedbayes.Config()
-    passes = renewal.cost_of("calibrated", model, default.selection)
+    passes = renewal.selection_cost("calibrated", model, default.selection)
     n = torch.tensor([points])
     every = renewal.interval(default.renewal, passes, n, Work(20, 100), 1)
     found = {place.refresh_every for place in study.ABLATED if place.problem == name}

@@ -20,8 +20,8 @@ def batches(
     support, so scaling by (m / b) (w_j / n) makes the sum over the batch unbiased for
     (1/n) sum_j w_j nll_j, with m the support's size and n the client's number of points.
 
-    With `each` > 1 a step gets that many minibatches side by side, of one width; `parts` takes them
-    apart.
+    With `each` > 1 a step gets that many minibatches side by side, of equal width; `parts` splits
+    them.
     """
     count = steps * each
     clients, n = weight.shape
@@ -61,7 +61,7 @@ def parts(batch: Batch, number: int) -> list[Batch]:
 
 
 GPU_BLOCK = 1 << 22
-"""Normals a client draws in one GPU launch, at most: 16 MiB, so that launches do not dominate."""
+"""Most normals per client and GPU launch: 16 MiB, so that launches do not dominate."""
 
 
 def noises(streams: Streams, shape: tuple[int, ...], steps: int) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SIGMA_FLOOR = 1e-6
-"""Below this a float32 sigma^2 in a denominator loses all meaning; the KL stays finite above it."""
+"""Smallest sigma: with it the KL stays finite in float32, where sigma^2 is a denominator."""
 
 
 def sigma(rho: Tensor) -> Tensor:

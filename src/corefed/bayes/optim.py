@@ -1,8 +1,8 @@
 """First-order optimisers for stacked clients, each client with its own step count.
 
-torch.optim keeps one step count a tensor; here clients that were sampled at different times sit in
-one tensor [C, ...], so the bias corrections differ along the first axis. A test holds `adam` to
-torch.optim.Adam.
+torch.optim keeps one step count per tensor. Here clients that were sampled at different times share
+one tensor [C, ...], so the bias corrections differ along the first axis. A test compares `adam`
+with torch.optim.Adam.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ def sgd(learning_rate: float) -> Optimizer:
     return Optimizer(init, update)
 
 
-def named(name: str, learning_rate: float) -> Optimizer:
-    return {"adam": adam, "sgd": sgd}[name](learning_rate)
+OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {"adam": adam, "sgd": sgd}
 
 
 def _column(per_client: Tensor, like: Tensor) -> Tensor:

@@ -2,10 +2,9 @@
 
     theta ~ N(m0, S0),    log p(y_j | theta) = l(eta_j, y_j),    eta_j = x_j^T theta
 
-with point j counted w_j times: the ground on which coresets can be judged without training noise,
-because the posterior of all data, that of the coreset and the KL between them are closed forms.
-Everything is float64: the precision of a few hundred overlapping radial bases has a condition
-number near 1e8.
+with point j counted w_j times. Here coresets can be judged without training noise: the posterior of
+all data, that of the coreset and the KL between them are closed forms. Everything is float64: the
+precision of a few hundred overlapping radial bases has a condition number near 1e8.
 
     x [n, d] rows x_j    y [n]    weight [n]    theta [d]    thetas [S, d]    eta = x^T theta
 """
@@ -23,14 +22,15 @@ NEWTON_STEPS = 200
 """Bound on damped Newton steps. The log-posteriors here are concave and take about ten."""
 
 NEAR, NOTHING = 1e-6, 1e-20
-"""Promises of a Newton step, squared distances to the mode in posterior standard deviations: from
-the first on whole steps converge; the second is as good as none."""
+"""Decrements of a Newton step (squared distances to the mode in posterior standard deviations).
+Below the first, whole steps converge. The second counts as 0."""
 
 ROUNDING, SHORTEST = 1e-11, 1e-12
-"""Of the function's value, relative, with room for sums that cancel; of a step, the least tried."""
+"""Relative rounding error of the function's value, with room for sums that cancel, and the smallest
+step size tried."""
 
 RATE_SMALL = -30.0
-"""Below it log(1 + e^eta) is e^eta (1 - e^eta / 2) to float64's last digit, and is written so."""
+"""Below it log(1 + e^eta) is computed as e^eta (1 - e^eta / 2), equal to float64's last digit."""
 
 
 class Normal(NamedTuple):
@@ -50,8 +50,8 @@ def kl(p: Normal, q: Normal) -> Tensor:
     """KL(p || q) = 1/2 [ tr(Sq^-1 Sp) - d - log det(Sq^-1 Sp) + |mp - mq|^2 in Sq^-1 ].
 
     With L = Lq^-1 Lp lower triangular the first three terms are a sum over the diagonal of
-    l^2 - 1 - log l^2 and over the rest of l^2: no term is negative and nothing cancels, so that the
-    KL of two nearly equal Gaussians is right too.
+    l^2 - 1 - log l^2 and over the rest of l^2. No term is negative and nothing cancels, so the KL
+    of two nearly equal Gaussians is accurate too.
     """
     factor = torch.linalg.cholesky(q.covariance)
     L = _solve(factor, torch.linalg.cholesky(p.covariance))
@@ -86,8 +86,8 @@ def tangent(x: Tensor, y: Tensor, posterior: Normal, noise: float) -> Tensor:
 
         Cov(f_i, f_j) = (c_ij^2 / 2 + e_i e_j c_ij) / noise^4,    c = X S X^T,  e = y - X m.
 
-    Any factor of that matrix serves a solver alike; this one is by its eigenvectors, without those
-    that rounding made.
+    A solver can use any factor of that matrix. This one is made of its eigenvectors, without those
+    that are rounding errors.
     """
     c = x @ posterior.covariance @ x.T
     e = y - x @ posterior.mean
@@ -112,7 +112,7 @@ class Family(NamedTuple):
     curvature: Elementwise  # -d^2 log p / d eta^2, never negative here
 
     def __call__(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """log p(y_j | theta) a point: theta [d], x [b, d], y [b] -> [b]; fit for vmap."""
+        """log p(y_j | theta) per point: theta [d], x [b, d], y [b] -> [b]; fit for vmap."""
         return self.log_p(x @ theta, y)
 
 
@@ -187,10 +187,10 @@ def potentials(family: Family, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def laplace(family: Family, x: Tensor, y: Tensor, weight: Tensor, prior: Normal) -> Normal:
     """The mode of the weighted log-posterior and its inverse curvature there.
 
-    Newton's steps on a convex function. Far off, each is halved until it lowers the function by a
-    quarter of what the slope promises, so it cannot diverge. Near, a step promises less than the
-    rounding of the function's value, so values are not compared: whole steps are taken, each of
-    which squares the error, until they do no more.
+    Newton's steps on a convex function. Far from the mode, a step is halved until it lowers the
+    function by a quarter of the predicted decrease, so it cannot diverge. Near the mode that
+    decrease is smaller than rounding errors. There whole steps are taken, each of which squares the
+    error, until they no longer help.
     """
     x, y, weight = _support(x, y, weight)
     precision = _inverse(prior.covariance)

@@ -1,4 +1,4 @@
-"""What a model says of a point, how sure it is, and why not: the predictive taken apart.
+"""Predictions and their uncertainty, split into an aleatoric and an epistemic part.
 
 With K draws theta_k of the weights (Depeweg et al. 2018; a point estimate has K = 1):
 
@@ -8,7 +8,7 @@ With K draws theta_k of the weights (Depeweg et al. 2018; a point estimate has K
                                                  aleatoric  (1/K) sum_k noise_k^2
 
 and epistemic = total - aleatoric: the mutual information of label and weights, or the variance of
-the means. More data of the same kind lowers it; they do not lower the aleatoric part. Entropies are
+the means. More data of the same kind lower it; they do not lower the aleatoric part. Entropies are
 in nats, variances in the square of the target's unit.
 """
 
@@ -25,7 +25,7 @@ from corefed.base.types import Method, Tree
 
 
 class Prediction(NamedTuple):
-    """Of n points of C clients, in float64; a client's own has the first axis taken off."""
+    """Of n points of C clients, in float64; `client` takes one of them, without the first axis."""
 
     mean: Tensor  # [C, n, classes] probabilities, or [C, n, d] means of the targets
     total: Tensor  # [C, n] entropy, or [C, n, d] variance
@@ -35,18 +35,18 @@ class Prediction(NamedTuple):
     def epistemic(self) -> Tensor:
         return (self.total - self.aleatoric).clamp_min(0)  # below 0 by rounding alone
 
-    def of(self, client: int) -> Prediction:
-        return Prediction(*(field[client] for field in self))
+    def client(self, row: int) -> Prediction:
+        return Prediction(*(field[row] for field in self))
 
     def in_unit(self, mean: Tensor, std: Tensor) -> Prediction:
-        """Of a regression on standardised targets: in the targets' own unit."""
+        """A regression's prediction for standardised targets, in the targets' own unit."""
         return Prediction(
             self.mean * std + mean, self.total * std.square(), self.aleatoric * std.square()
         )
 
 
 def draws_for(method: Method, streams: Streams, draws: int) -> Tensor:
-    """[C, K, P] standard normals that predictions of these clients are made with."""
+    """[C, K, P] standard normals for the predictions of these clients."""
     size = method.noise[-1]
     return streams.normal("predict", draws if size else 1, size)
 
@@ -58,7 +58,7 @@ def predict(method: Method, model: Tree, x: Tensor, noise: Tensor, classes: int)
 
 
 def combine(each: Iterable[Tensor], draws: int, classes: int) -> Prediction:
-    """From what each draw says: probabilities, or means and variances side by side."""
+    """From the prediction of each draw: probabilities, or means and variances side by side."""
     return _of_classes(each, draws) if classes else _of_targets(each, draws)
 
 
@@ -75,7 +75,7 @@ def _of_classes(each: Iterable[Tensor], draws: int) -> Prediction:
 
 
 def _of_targets(each: Iterable[Tensor], draws: int) -> Prediction:
-    """Welford's update, which loses no digits where the means are far from 0."""
+    """By Welford's update, which loses no digits if the means are far from 0."""
     mean = spread = aleatoric = torch.zeros(())
     for k, p in enumerate(each, 1):
         m, noise = p.chunk(2, -1)

@@ -9,14 +9,14 @@ import typer
 
 from corefed.base.errors import UserError
 from corefed.commands.options import Json
-from corefed.methods.registry import METHODS, module
+from corefed.methods.registry import METHODS, config_class, module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.table import Table
 
-    from corefed.base.settings import Setting
+    from corefed.settings.fields import Setting
 
 
 def methods(
@@ -42,16 +42,17 @@ def methods(
         return
     module(name)  # an unknown name is refused before anything else
 
-    from corefed.settings import describe  # torch takes a second
+    from corefed.settings.config import Run  # takes a second: torch
+    from corefed.settings.fields import list_settings
     from corefed.show import report
 
-    own, shared = describe.of_method(name), describe.of_run()
+    own, shared = list_settings(config_class(name)), list_settings(Run)
     if json:
         found = {
             "method": name,
             "description": METHODS[name].description,
-            "settings": [describe.to_json(each) for each in own],
-            "settings_of_every_run": [describe.to_json(each) for each in shared],
+            "settings": [each.to_json() for each in own],
+            "settings_of_every_run": [each.to_json() for each in shared],
         }
         typer.echo(jsonlib.dumps(found, indent=1, ensure_ascii=False))
         return

@@ -12,8 +12,9 @@ from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import ClientData, Work
 from corefed.bayes import elbo, gaussian
 from corefed.bayes.batches import batches, noises
-from corefed.methods.coreset_pfedbayes import SETTLED, Config, kl_term
+from corefed.methods.coreset_pfedbayes import SETTLED, Config
 from corefed.models.network import Model
+from corefed.selectors.kl_rows import kl_term
 from corefed.selectors.matching import groups, matched_potentials, solve
 from corefed.selectors.subset import subset_size
 
@@ -27,11 +28,11 @@ def algorithm_1(
     work: Work,
     seed: int = 0,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Algorithm 1 in the plainest code: one client after the other, autograd, torch.optim.
+    """One client after the other, with autograd and torch.optim.
 
-    Takes each client's data with C = 1 and gives (v, [q_w of each client], [w of each client]).
-    Slow, and free of everything that makes the method fast; it shares with it the random draws,
-    Eq. 9, the potentials and A-IHT.
+    Takes each client's data with C = 1 and returns (v, [q_w per client], [w per client]). It has
+    nothing of what makes the method fast. Both share the random draws, Eq. 9, the potentials and
+    A-IHT.
     """
     mu = model.init(Streams([Who(seed, SERVER)], 0).generators("init")[0], config.initial_std)
     v = torch.stack([mu, torch.full_like(mu, config.initial_rho)])  # v^0
@@ -80,7 +81,11 @@ def algorithm_1(
                 previous = f
                 rows, target = g, y
                 if config.kl_weight > 0:
-                    a, b = kl_term(config, model, q_w, q_full, v.unsqueeze(0), data, w, streams)
+                    a, b = kl_term(
+                        model, q_w, q_full, v.unsqueeze(0), data, w, streams, zeta=config.zeta,
+                        weight=config.kl_weight, rows=config.kl_rows, draws=config.monte_carlo,
+                        diagonal=config.kl_curvature == "diagonal",
+                    )  # fmt: skip
                     rows, target = torch.cat([g, a.mT], 2), torch.cat([y, b], 1)
                 w = solve(own, rows, target, k, mask, streams)  # Accelerated-IHT(f(w))
             q, z, memory = client_update(i, w, streams.restart())

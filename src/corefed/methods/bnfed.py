@@ -1,16 +1,16 @@
 """BNFed = PFNM (Yurochkin et al., ICML 2019): one model for all, whose neurons are matched.
 
-A client trains its network by Adam on its own data and uploads it. The server takes the hidden
-neurons of all uploads for noisy copies of global ones, finds which are copies of the same by the
-Beta-Bernoulli process of `matching.py`, and puts the posterior mean of each global neuron into the
-global network: neurons that clients share are averaged, others stand side by side, so the global
-network is wider than a client's, and its width is another after each round. Output biases, and a
-learnt noise, have a meaning of their own and are averaged.
+A client trains its network by Adam on its own data and uploads it. The server regards the hidden
+neurons of all uploads as noisy copies of global ones. The Beta-Bernoulli process of `pfnm.py` finds
+which are copies of the same, and the posterior mean of each global neuron goes into the global
+network. Neurons that clients share are averaged, others stand side by side: the global network is
+wider than a client's, and its width changes from round to round. Output biases, and a learnt noise,
+need no matching and are averaged.
 
-In the next round a client goes on from the global neurons that it was matched to, in a network of
+In the next round a client continues from the global neurons that it was matched to, in a network of
 its own width. It finds them itself: the network that it uploaded last is in its private state, and
-`matching.find` compares it with the broadcast. So the server remembers nothing about clients, which
-may come and go, and a client that took part in the last round finds what the server matched it to.
+`pfnm.find` compares it with the broadcast. So the server remembers nothing about clients, which may
+come and go, and a client that took part in the last round finds what the server matched it to.
 A client that joins later starts from the neurons that the most clients share.
 
 State has fixed shapes here, so the server's network is padded to `growth` times the clients' width
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Annotated, Literal
 
 import numpy as np
@@ -36,7 +35,7 @@ from corefed.base.rng import Streams
 from corefed.base.settings import Positive, PositiveInt, Range
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import optim
-from corefed.bayes.predict import averaged
+from corefed.bayes.predict import predictive_at
 from corefed.methods.fedavg import gradient
 from corefed.methods.layers import Array, Index, join, split, take
 from corefed.methods.pfnm import Prior, find, match_networks, popular
@@ -153,7 +152,7 @@ def build(config: Config, model: Model) -> Method:
 
     def predict(tree: Tree, x: Tensor, noise: Tensor) -> Tensor:
         theta = tree["theta"]
-        return averaged(predictors[theta.shape[-1]], theta.unsqueeze(1), x)
+        return predictive_at(predictors[theta.shape[-1]], theta.unsqueeze(1), x)
 
     def report(private: Tree) -> Tree:
         """Widths of the global network that a client received, by hidden layer."""
@@ -176,11 +175,7 @@ def build(config: Config, model: Model) -> Method:
 
 
 def _padded(config: Config, model: Model) -> Model:
-    """A network with room for the global neurons, once it is clear that they can be matched."""
-    if find_spec("scipy") is None:
-        raise UserError(
-            "bnfed matches neurons by scipy, which is not installed: pip install scipy."
-        )
+    """A network with room for the global neurons, if the model's neurons can be matched."""
     if len(model.widths) < 3:
         lack, way = (
             ("has no hidden layer", "set hidden to one or more widths")

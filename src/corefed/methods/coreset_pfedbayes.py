@@ -1,25 +1,23 @@
 """CoreSet-PFedBayes (Chanda, Modi, Ramakrishnan, ICLR 2024): Algorithm 1.
 
 PFedBayes in which each client trains on its Bayesian coreset: at most k = ceil(fraction n) points
-with weights w, so that the weighted log-likelihood stands in for that of all its data. In a round a
+with weights w, whose weighted log-likelihood stands in for that of all its data. In a round a
 client
 
-    1. reselects its coreset, if that is due     `reselect`, or `reselect_as_printed`
+    1. reselects its coreset, if that is due     `select`, or `select_as_printed`
     2. trains q and z on it, R steps             `pfedbayes.build`: begin, step, end
     3. uploads z; q, w and the coreset's age stay with it
 
-The presets differ in 1. alone:
+The presets differ only in 1:
 
-    fast      (default) when a budget of forward passes allows, a selector chooses w around the
-              current posterior q (`selectors/calibrated.py`); there is no branch on all data
+    fast      (default) whenever a budget of forward passes allows it, a selector chooses w around
+              the current posterior q (`selectors/calibrated.py`); nothing is trained on all data
     matching  the same with the paper's selector (`selectors/matching.py`: Eq. 4 by A-IHT), and
-              earlier where the error on fresh draws has grown
-    paper     in every round, as printed (Eqs. 3, 4 and 8): both branches, q on all data and q_w on
-              the coreset, are trained from the same start with the same draws, w from 0, and A-IHT
-              (Algorithm 2, `coreset/aiht.py`) solves Eq. 8 again until its objective settles. It
-              costs more than training on all data.
-
-`algorithm_1.py` is the paper's loop in the plainest code, which a test compares this file with.
+              earlier if the error on fresh draws has grown
+    paper     in every round, as printed (Eqs. 3, 4 and 8): q on all data and q_w on the coreset are
+              trained from the same start with the same draws, w from 0, and A-IHT (Algorithm 2,
+              `coreset/aiht.py`) solves Eq. 8 again until its objective settles. It costs more than
+              training on all data.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from corefed import selectors
@@ -41,18 +38,17 @@ from corefed.bayes.batches import batches, noises
 from corefed.methods import pfedbayes
 from corefed.models.network import Model
 from corefed.selectors import quality, renewal
-from corefed.selectors.frame import Look, trimmed
-from corefed.selectors.kl_rows import kl_rows
+from corefed.selectors.frame import Look, trim
+from corefed.selectors.kl_rows import kl_term
 from corefed.selectors.matching import groups, matched_potentials, solve
 from corefed.selectors.quality import Quality
-from corefed.selectors.settings import Renewal, Selection
+from corefed.selectors.settings import Renewal, Selection, refuse_unused
 from corefed.selectors.subset import subset_size, uniform
 
 
 @dataclass(frozen=True)
 class Config(pfedbayes.Config):
-    """Settings of CoreSet-PFedBayes, beside those of PFedBayes. `docs/selectors.md` has the
-    measurements behind the defaults of the selector."""
+    """Settings of CoreSet-PFedBayes, beside those of PFedBayes."""
 
     preset: Literal["fast", "matching", "paper"] = "fast"
     """`fast`: train on the coreset alone, chosen by `selector`. `matching`: the same with the
@@ -60,8 +56,7 @@ class Config(pfedbayes.Config):
     fraction: Part = 0.1
     """Size of a client's coreset: k = ceil(fraction n)."""
     selector: str = "calibrated"
-    """How the coreset is chosen (not used by preset paper), by name; `docs/selectors.md` compares
-    selectors."""
+    """How the coreset is chosen (not by preset paper); `docs/selectors.md` compares selectors."""
     selection: Selection = field(default_factory=Selection)
     renewal: Renewal = field(default_factory=Renewal)
     kl_weight: Annotated[NotNegative, ABLATION] = 0.0
@@ -80,53 +75,28 @@ SETTLED = 1e-3
 PRESETS: dict[str, dict[str, object]] = {
     "fast": {},
     "matching": {
-        "selector": "matching",
-        "widths": (1.0, 4.0),
-        "feature_draws": 16,
-        "shrink": 0.01,
-        "refresh_every": 100,
-        "stale": 0.5,
-        "check_every": 50,
+        "selector": "matching", "widths": (1.0, 4.0), "feature_draws": 16, "shrink": 0.01,
+        "refresh_every": 100, "stale": 0.5, "check_every": 50,
     },
     "paper": {
-        "zeta": 10.0,
-        "selector": "matching",
-        "widths": (1.0,),
-        "feature_draws": 16,
-        "solver": "aiht",
-        "max_iterations": 300,
-        "shrink": 0.0,
-        "kl_weight": 1.0,
+        "zeta": 10.0, "selector": "matching", "widths": (1.0,), "feature_draws": 16,
+        "solver": "aiht", "max_iterations": 300, "shrink": 0.0, "kl_weight": 1.0,
     },
-}
-
-
-OWN = {
-    "calibrated": ("score", "floor", "in_turn", "balance", "bound"),
-    "matching": ("solver", "max_iterations"),
-}
-"""Settings that mean something to one selector only."""
+}  # fmt: skip
 
 
 def check(config: Config) -> None:
     """Refuse a coreset that is never reselected, and settings that the selector does not use."""
-    selectors.named(config.selector)
+    selectors.look_up(config.selector)
     if config.renewal.refresh_every == 0 and config.renewal.budget == 0:
         raise UserError("refresh_every and budget are both 0: give one of them a value.")
-    for selector, names in OWN.items():
-        for name in names:
-            value = getattr(config.selection, name)
-            if selector != config.selector and value != getattr(Selection, name):
-                raise UserError(
-                    f"{name} is {value}, but selector {config.selector} does not use it; leave it "
-                    f"out, or take {'preset' if selector == 'matching' else 'selector'}={selector}."
-                )
+    refuse_unused(config.selector, config.selection)
 
 
 def build(config: Config, model: Model) -> Method:
     base = pfedbayes.build(config, model)
     how, when, printed = config.selection, config.renewal, config.preset == "paper"
-    cost = renewal.cost_of("calibrated", model, how)
+    cost = renewal.selection_cost("calibrated", model, how)
     remembers = when.moved > 0 or how.around == "path"  # the posterior at the last selection
 
     def init(private: Tree, data: ClientData) -> Tree:
@@ -140,23 +110,19 @@ def build(config: Config, model: Model) -> Method:
             "held_out_error": torch.full_like(never, torch.nan),  # on fresh draws
             "over_uniform": torch.full_like(never, torch.nan),  # that over a uniform subset's
             "refreshes": torch.zeros_like(never),  # times it was selected
-            "looked": torch.zeros_like(never),  # forward passes of points in all of this
         }
+        if not printed:  # where selecting costs forward passes only: how many, over points
+            state["looked"] = torch.zeros_like(never)
         if remembers:
             state["before"] = private["q"].clone()
-        if printed:  # selecting trains both branches: more than forward passes
-            del state["looked"]
         return state
 
-    def reselect(
-        state: Tree, working: Tree, data: ClientData, streams: Streams, work: Work
-    ) -> Tree:
+    def select(state: Tree, working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
         """Presets fast and matching: choose for the clients that are due, measure the error."""
         q, age, n = working["q"], state["age"], data.size
         k = subset_size(n, config.fraction)
         whole = k >= n  # the coreset is the data
-        every = renewal.interval(when, cost, n, work, config.monte_carlo)
-        old = (age < 0) | (age >= every)
+        old = (age < 0) | (age >= renewal.interval(when, cost, n, work, config.monte_carlo))
         due = (old | renewal.has_moved(when, state, q)) & ~whole
         check = (age < 0) | (state["checked"] >= when.check_every)
         owed = state["owed"].clone()
@@ -203,25 +169,23 @@ def build(config: Config, model: Model) -> Method:
         found = quality.measure(model, q, state["weight"], data, k, streams, (how, when), due)
         state["held_out_error"] = torch.where(due, found.error, state["held_out_error"])
         state["over_uniform"] = torch.where(due, found.over_uniform, state["over_uniform"])
-        state["checked"] = state["checked"].masked_fill(due, 0.0)
-        if not printed:
+        if not printed:  # which measures in every round, and counts no passes
+            state["checked"] = state["checked"].masked_fill(due, 0.0)
             state["looked"] = state["looked"] + quality.passes(model, how, when) * due * data.size
         return found
 
-    def reselect_as_printed(
+    def select_as_printed(
         state: Tree, working: Tree, data: ClientData, streams: Streams, work: Work
     ) -> Tree:
         """Preset paper: CoresetOptUpdate of every client in every round."""
         k = subset_size(data.size, config.fraction)
         everyone = torch.ones_like(k, dtype=torch.bool)
         for rows, draws in groups(everyone, data, k, how.draws, how.selection_mb):
-            part, own = trimmed(data, rows), streams.subset(rows)
+            part, own = trim(data, rows), streams.subset(rows)
             mine = {name: value[rows] for name, value in working.items()}
             w = coreset_opt_update(config, model, base, mine, part, own, work, draws)
-            state["weight"][rows] = F.pad(w, (0, state["weight"].shape[1] - w.shape[1]))
-        checked = state["checked"]
+            state["weight"][rows, : w.shape[1]] = w
         measure(state, working["q"], data, k, streams, everyone)
-        state["checked"] = checked  # nothing is scheduled by it here
         state["refreshes"] += 1
         return state
 
@@ -229,13 +193,12 @@ def build(config: Config, model: Model) -> Method:
         return {**state, "age": state["age"] + steps, "checked": state["checked"] + steps}
 
     def report(state: Tree) -> Tree:
-        size = (state["weight"] > 0).sum(-1)
         shown = {name: state[name] for name in ("held_out_error", "over_uniform", "refreshes")}
-        return {**shown, "size": size}
+        return {**shown, "size": (state["weight"] > 0).sum(-1)}
 
     subset = Subset(
         init,
-        reselect_as_printed if printed else reselect,
+        select_as_printed if printed else select,
         weights=lambda state: state["weight"],
         after=after,
         every=0 if printed else renewal.question_interval(when),
@@ -256,7 +219,6 @@ def coreset_opt_update(
     draws: int,
 ) -> Tensor:
     """CoresetOptUpdate of Algorithm 1: w minimising KL(q_w || q) + ||y - Phi w||^2 (Eq. 8)."""
-    mask = data.weight > 0
     k = subset_size(data.size, config.fraction)
     g = matched_potentials(model, working["q"], data, config.selection, draws, streams)
     y = g.sum(1)
@@ -284,30 +246,13 @@ def coreset_opt_update(
         previous = f
         rows, target = g, y
         if config.kl_weight > 0:
-            a, b = kl_term(config, model, coreset["q"], full["q"], working["z"], data, w, streams)
+            a, b = kl_term(
+                model, coreset["q"], full["q"], working["z"], data, w, streams, zeta=config.zeta,
+                weight=config.kl_weight, rows=config.kl_rows, draws=config.monte_carlo,
+                diagonal=config.kl_curvature == "diagonal",
+            )  # fmt: skip
             rows, target = torch.cat([g, a.mT], 2), torch.cat([y, b], 1)
-        fresh = solve(config.selection, rows, target, k, mask, streams)  # Accelerated-IHT(f(w))
+        # Accelerated-IHT(f(w))
+        fresh = solve(config.selection, rows, target, k, data.weight > 0, streams)
         w = torch.where(settled.unsqueeze(-1), w, fresh)
     return w
-
-
-def kl_term(
-    config: Config,
-    model: Model,
-    q_w: Tensor,
-    q: Tensor,
-    z: Tensor,
-    data: ClientData,
-    w: Tensor,
-    streams: Streams,
-) -> tuple[Tensor, Tensor]:
-    """The rows of `selectors/kl_rows.py`, weighted by kl_weight."""
-    scale = config.kl_rows**-0.5
-    sketch = streams.normal("kl-sketch", config.kl_rows, 2, model.size) * scale
-    noise = streams.normal("kl-noise", max(4, config.monte_carlo), model.size)
-    a, b = kl_rows(
-        model, q_w, q, z, data, w, config.zeta, noise, sketch,
-        diagonal=config.kl_curvature == "diagonal",
-    )  # fmt: skip
-    root = config.kl_weight**0.5
-    return root * a, root * b

@@ -17,7 +17,7 @@ from corefed.base.rng import Streams
 from corefed.base.settings import Positive
 from corefed.base.types import Batch, ClientData, Method, Tree, Update
 from corefed.bayes import elbo
-from corefed.bayes.predict import averaged
+from corefed.bayes.predict import predictive_at
 from corefed.models.network import Model
 
 
@@ -58,13 +58,13 @@ def build(config: Config, model: Model) -> Method:
         end=lambda broadcast, working: ({"theta": working["theta"]}, working),
         aggregate=aggregate,
         models=models,
-        predict=lambda tree, x, noise: averaged(model, tree["theta"].unsqueeze(1), x),
+        predict=lambda tree, x, noise: predictive_at(model, tree["theta"].unsqueeze(1), x),
         noise=(0,),
     )
 
 
 def gradient(model: Model, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The loss a datum, (1/n) sum_j w_j nll_j, and its gradient in theta: [C], [C, P]."""
+    """The loss per point, (1/n) sum_j w_j nll_j, and its gradient in theta: [C], [C, P]."""
     theta = theta.detach().requires_grad_()
     with torch.enable_grad():
         loss = elbo.weighted_nll(model, theta.unsqueeze(1), batch)

@@ -1,8 +1,8 @@
 """Independent: every client alone, by SGD on its own data, from the common initial weights.
 
-Nothing is sent in either direction: messages are empty, and the server keeps the initial weights,
-which clients draw themselves from the run's seed. What federation is worth shows on the test points
-of the other clients, where a client's model is tried too.
+Nothing is sent in either direction: messages are empty, and clients draw the initial weights from
+the run's seed. A client's model is also tested on the other clients' points, which shows what
+federation is worth.
 """
 
 from __future__ import annotations

@@ -8,21 +8,21 @@ each with independent minibatches D, D', D'' of its training data:
 
 Variant `fo` (first-order) leaves the Hessian out; variant `hf` (Hessian-free) takes its product
 with g from two gradients, at w + r g and w - r g. The server averages what clients upload. The
-default is fo: half the gradients, and on MNIST as accurate. hf needs alpha times the curvature to
-stay near 1 or below; beyond, as with a convolutional network at its start, I - alpha Hessian blows
+default is fo: half the gradients, and equally accurate on MNIST. hf needs alpha times the curvature
+to stay near 1 or below. Above, as with an untrained convolutional network, I - alpha Hessian blows
 up.
 
-How far apart the two gradients are is left open by the paper. Here r = delta alpha with delta = 1:
-as far as the step itself goes. The correction is then half the difference of two gradients: free of
-the scale of g, no digits lost in float32, and no larger than the gradients are. That matters for
-ReLU networks, whose gradient jumps where a unit switches: a pair closer by straddles fewer jumps
-but divides those by a smaller r, for a larger mean square error.
+The paper leaves open how far apart the two gradients are. Here r = delta alpha with delta = 1, the
+length of the step itself. The correction is then half the difference of two gradients. It does not
+depend on the scale of g, loses no digits in float32, and is no larger than the gradients. That
+matters for ReLU networks, whose gradient jumps where a unit switches: a closer pair straddles fewer
+jumps but divides them by a smaller r, and the mean square error is larger.
 
 alpha is what Dinh et al. (2020) tuned for a network on MNIST. Their beta of 0.001 is meant for 800
-rounds; after 60 it had reached 67 % where FedAvg had 89 %, so that beta is FedAvg's rate here.
+rounds. After 60 it had reached 67 % accuracy and FedAvg 89 %, so beta is FedAvg's rate here.
 
-The personal model is the broadcast of this moment after `adapt_steps` gradient steps of size alpha
-on all of the client's training data. Test data have no part in it.
+The personal model is the current broadcast after `adapt_steps` gradient steps of size alpha on all
+of the client's training data. Test data are not used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from corefed.base.rng import Streams
 from corefed.base.settings import Positive, PositiveInt
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes.batches import parts
-from corefed.bayes.predict import averaged
+from corefed.bayes.predict import predictive_at
 from corefed.methods.fedavg import gradient
 from corefed.models.network import Model
 
@@ -76,7 +76,7 @@ def build(config: Config, model: Model) -> Method:
 
     def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
         return {
-            "personal": {"w": adapted(config, model, broadcast["w"], data)},
+            "personal": {"w": adapt(config, model, broadcast["w"], data)},
             "global": {"w": broadcast["w"]},
             "localized": {"w": private["w"]},
         }
@@ -90,14 +90,14 @@ def build(config: Config, model: Model) -> Method:
         end=lambda broadcast, working: ({"w": working["w"]}, working),
         aggregate=aggregate,
         models=models,
-        predict=lambda tree, x, noise: averaged(model, tree["w"].unsqueeze(1), x),
+        predict=lambda tree, x, noise: predictive_at(model, tree["w"].unsqueeze(1), x),
         noise=(0,),
         traits=Traits(batches=batches, passes={"hf": 4, "fo": 2}[config.variant]),
     )
 
 
 def with_steps(config: Config, steps: int | None) -> tuple[Config, int]:
-    """Settings of a client that joins later and takes so many steps; the run's own if None."""
+    """Settings of a client that joins later and adapts for `steps` steps; None: as in the run."""
     config = config if steps is None else replace(config, adapt_steps=steps)
     return config, config.adapt_steps
 
@@ -121,7 +121,7 @@ def hessian_times(model: Model, w: Tensor, g: Tensor, batch: Batch, r: float) ->
     return (ahead - behind) / (2 * r)
 
 
-def adapted(config: Config, model: Model, w: Tensor, data: ClientData) -> Tensor:
+def adapt(config: Config, model: Model, w: Tensor, data: ClientData) -> Tensor:
     """w after `adapt_steps` full-batch gradient steps of size alpha on `data`: [C, P]."""
     for _ in range(config.adapt_steps):
         w = w.sub(full_gradient(model, w, data), alpha=config.alpha)

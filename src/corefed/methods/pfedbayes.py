@@ -50,8 +50,8 @@ class Config:
 
 
 def build(config: Config, model: Model) -> Method:
-    personal = optim.named(config.optimizer, config.eta_1)
-    localised = optim.named(config.optimizer, config.eta_2)
+    personal = optim.OPTIMIZERS[config.optimizer](config.eta_1)
+    localised = optim.OPTIMIZERS[config.optimizer](config.eta_2)
 
     def init_server(streams: Streams) -> Tree:
         mu = model.init(streams.generators("init")[0], config.initial_std)

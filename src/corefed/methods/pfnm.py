@@ -12,8 +12,8 @@ s_i theta - p_i theta^2 / 2 - sum |v|^2 / 2 sigma^2 with
 
 so the best theta_i is the posterior mean s_i / p_i and leaves sum_i |s_i|^2 / 2 p_i, up to a
 constant. (Neurons that nobody has sit at 0 and add nothing.) This is the maximum over theta, as in
-the paper, not the integral: it knows no reward for few neurons, so sigma must be well above the
-scatter of copies for them to be seen as such.
+the paper, not the integral. It does not reward few neurons, so sigma must be well above the scatter
+of copies for them to be recognised.
 
 The popularities integrated out, clients are the customers of an Indian buffet, and since they are
 exchangeable client j may be taken as the last: it has neuron i of the others with the odds
@@ -24,14 +24,14 @@ density of a_j is a constant plus one term for each of its neurons l,
     |v / sigma^2|^2 / 2 (1 / sigma_0^2 + 1 / sigma^2) + log gamma / J - log k     the k-th new one
 
 (s, p, m without client j; the logarithms of k make up the Poisson's factorial): a linear assignment
-problem, solved exactly. `match` lets the clients in one after the other, the t-th with J = t, and
-then takes each out and matches it again until nothing changes, each a_j being the best given the
-others (or for `sweeps` rounds of this). For two clients of equal width this is the global optimum.
+problem, solved exactly. `match` adds the clients one after the other, the t-th with J = t. Then it
+removes each and matches it again, until nothing changes or for `sweeps` rounds: each a_j is then
+the best given the others. For two clients of equal width this is the global optimum.
 
 Several hidden layers are matched from the last one down (the paper's Algorithm 2). The outputs are
 known, so a neuron of the last hidden layer is its bias and its outgoing weights; once a layer is
 matched, the outgoing weights of the one below it are known by their target. In the first hidden
-layer the incoming weights, whose sources are the inputs, belong to the neuron too. A client says
+layer the incoming weights, whose sources are the inputs, belong to the neuron too. A client knows
 nothing about weights to neurons that it does not have: there its precision is 0, not 1 / sigma^2.
 
 The authors' program differs from this in details: it halves the term of popularity, cuts m_i off at
@@ -45,6 +45,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from corefed.methods.layers import Array, Index, Network
 
@@ -126,7 +127,7 @@ def best(sums: Sums, local: Local, clients: int, prior: Prior) -> Index:
     free = np.flatnonzero(sums.members == 0)[: len(local.shift)]
     column = _assign(scores(sums, local, clients, prior))
     new = column >= len(known)
-    # As new ones neurons are alike to the assignment; in their own order nothing is left to chance.
+    # The assignment does not tell new neurons apart; their own order makes it deterministic.
     slot = np.empty(len(column), dtype=np.int64)
     slot[new], slot[~new] = free[: new.sum()], known[column[~new]]
     return slot
@@ -143,8 +144,6 @@ def scores(sums: Sums, local: Local, clients: int, prior: Prior) -> Array:
 
 def _assign(table: Array) -> Index:
     """A column for each row, all different, with the largest sum."""
-    from scipy.optimize import linear_sum_assignment
-
     column: Index = linear_sum_assignment(table, maximize=True)[1]
     return column
 
@@ -192,12 +191,12 @@ def _nobody(slots: int, like: Local, prior: Prior) -> Sums:
 
 
 def _count(sums: Sums, local: Local, a: Index, sign: int, prior: Prior) -> None:
-    """Let a client in (+1) or take it out (-1), in place."""
+    """Add a client (+1) or remove it (-1), in place."""
     sums.shift[a] += sign * local.shift
     sums.precision[a] += sign * local.precision
     sums.members[a] += sign
     left = a[sums.members[a] == 0]
-    sums.shift[left], sums.precision[left] = 0.0, prior.sigma_0**-2  # to the bit
+    sums.shift[left], sums.precision[left] = 0.0, prior.sigma_0**-2  # without rounding
 
 
 def _numbered(assigned: Sequence[Index]) -> list[Index]:

@@ -1,7 +1,7 @@
 """RandomSubset: a method on k = fraction n points drawn uniformly, each with weight n / k.
 
-The baseline every coreset has to beat: over PFedBayes, or over FedAvg, chosen once or redrawn after
-a number of local steps.
+The baseline that every coreset has to beat: PFedBayes or FedAvg on a subset that is drawn once, or
+redrawn after a number of local steps.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ def presets(name: str) -> dict[str, dict[str, object]]:
     return cast("dict[str, dict[str, object]]", getattr(module(name), "PRESETS", {}))
 
 
-def steps_of(name: str, config: Any, steps: int | None) -> tuple[Any, int] | None:
-    """Settings and steps of a client that joins later, by a method that adapts at evaluation.
+def adaptation_steps(name: str, config: Any, steps: int | None) -> tuple[Any, int] | None:
+    """Settings and steps of a client that joins later, for a method that adapts at evaluation.
 
     A method whose personal models are made by `models`, not by training, has a function
     `with_steps(config, steps)` in its module. None for every other method.

@@ -1,7 +1,4 @@
-"""FedAvg on points chosen greedily by the log-determinant of their similarities.
-
-See `submodular.py`, which has all but the regulariser.
-"""
+"""FedAvg on points chosen greedily by the log-determinant; see `submodular.py`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Ways to choose a client's points, by name: one interface (`frame.Selector`) for all.
+"""Selectors of a client's points, by name, all with one interface (`frame.Selector`).
 
-A selector outside the package is made known by `register`. May import coreset and the rooms below
-it. The modules are imported when asked for, so names and
-texts need no torch.
+`register` adds a selector from outside the package. The modules are imported on request, so names
+and texts need no torch. May import coreset and the rooms below it.
 """
 
 from __future__ import annotations
@@ -105,8 +104,8 @@ def register(name: str, entry: Entry) -> None:
     SELECTORS[name] = entry
 
 
-def named(name: str) -> Entry:
-    """What is known of a selector; an unknown one is a sentence with the nearest."""
+def look_up(name: str) -> Entry:
+    """The entry of a selector; an unknown name is refused with the nearest one."""
     if name not in SELECTORS:
         hint = did_you_mean(name, SELECTORS)
         raise UserError(f"There is no selector {name!r}.{hint} There are {', '.join(SELECTORS)}.")
@@ -115,7 +114,7 @@ def named(name: str) -> Entry:
 
 def unguarded(name: str) -> Selector:
     """The selector of that name as it is written, without the rules of `guard.py`."""
-    entry = named(name)
+    entry = look_up(name)
     selector: Selector = getattr(import_module(entry.module), entry.function)
     return selector
 

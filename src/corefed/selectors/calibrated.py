@@ -1,25 +1,26 @@
 """The default: points drawn by importance, each in its turn, with weights calibrated to all data.
 
-1. Draw. Point j is taken with probability pi_j, a mixture of an even part (`floor`) and one in
-   proportion to its score, the norm of its last-layer gradient under the posterior; with weight
-   1 / pi_j an independent draw is unbiased for all data's log-likelihood, wherever training goes.
-2. In turn. What a point is owed, sum_t pi_j(t) less the times it was taken, is remembered, and so
-   is what its class is owed; classes that are owed most come first, and in each of them the points
-   that are. Over many choices each is taken as often as its pi says, and as evenly in time as can
-   be, where independent draws leave some points out for long, and small ones whole classes.
-3. Calibrate. The weights move as little as need be for the coreset to match all data on the
+1. Draw. Point j is taken with probability pi_j: one part is equal for all points (`floor`), the
+   rest is in proportion to a score, the norm of the point's last-layer gradient under the
+   posterior. With weights 1 / pi_j an independent draw is unbiased for the log-likelihood of all
+   data, wherever training goes.
+2. In turn. Each point is owed sum_t pi_j(t) less the number of times it was taken, and each class
+   the sum over its points. Both are remembered. The classes that are owed most come first, and in
+   each class the points that are owed most. Over many selections each point is taken as often as
+   its pi says, and evenly in time. Independent draws would leave some points out for long, and
+   small draws whole classes.
+3. Calibrate. The weights change as little as needed for the coreset to match all data on the
    potentials g_j at S draws of pi-hat (`sketches.py`; y = sum_j g_j):
 
        minimise || y - sum_j w_j g_j ||^2 + lambda sum_j (w_j - 1 / pi_j)^2 pi_j,
 
    within a factor `bound` of 1 / pi_j. lambda is `shrink` times the mean of ||g_j||^2 / pi_j. In
    survey statistics this is a ridge-calibrated estimator (Deville and Sarndal 1992; Rao and Singh
-   1997): what the potentials explain of the data is matched, and what they do not explain keeps the
-   unbiased weights.
+   1997): what the potentials explain is matched, the rest keeps the unbiased weights.
 
-A solver of Eq. 4 (`matching.py`) fits the same potentials more closely, and is right only as long
-as the posterior stays where they were drawn. This one is right on average anywhere, over a few
-choices: turns make up later for what a small choice rounds, a class of half a place among them.
+A solver of Eq. 4 (`matching.py`) fits the same potentials more closely, but is accurate only while
+the posterior stays where they were drawn. This selector is unbiased everywhere, over a few
+selections: later turns make up for what a small selection rounds off.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from corefed.models.likelihood import Categorical
 from corefed.selectors import gradients, sampling
 from corefed.selectors.frame import Choice, Look
 from corefed.selectors.sketches import Sketch, sketch
+from corefed.selectors.subset import random_order
 
 
 def select(look: Look) -> Choice:
@@ -44,23 +46,23 @@ def select(look: Look) -> Choice:
     seen = sketch(look)
     pi = sampling.inclusion(_scores(look, seen), look.mask, look.k, settings.floor)
     if settings.in_turn:
-        chosen, memory = in_turn(pi, look.k, look.mask, _groups(look), look.memory, look.streams)
+        chosen, memory = take_turns(pi, look.k, look.mask, _groups(look), look.memory, look.streams)
     else:
         chosen = sampling.draw(pi, look.k, look.mask, look.streams, "calibrated")
         memory = look.memory
     drawn = torch.where(chosen, pi.clamp_min(torch.finfo(pi.dtype).tiny).reciprocal(), 0.0)
-    weight = calibrated(seen.g, drawn, settings.shrink, settings.bound)
+    weight = calibrate(seen.g, drawn, settings.shrink, settings.bound)
     return Choice(weight.to(look.data.weight.dtype), memory)
 
 
 def _in_two_phases(look: Look) -> Choice:
-    """A part of the points, each in its turn, is looked at, and stands for all with weights n/m;
-    of these the coreset is drawn, class by class, and calibrated to them. Costs m looks, not n."""
+    """Look at m of the n points only, taken in turn: they stand for all with weights n/m. The
+    coreset is drawn from them, class by class, and calibrated to them."""
     wanted = torch.ceil(look.n * look.settings.pool).long()
     many = torch.minimum(torch.maximum(wanted, look.k + 1), look.n)
     share = (many / look.n.clamp_min(1)).unsqueeze(-1)
     pi, mask = share * look.mask, look.mask
-    seen, memory = in_turn(pi, many, mask, _groups(look), look.memory, look.streams)
+    seen, memory = take_turns(pi, many, mask, _groups(look), look.memory, look.streams)
     index = seen.to(torch.int8).argsort(stable=True, descending=True)[:, : int(many.max())]
     rows = torch.arange(len(index), device=index.device).unsqueeze(-1)
     data = look.data
@@ -75,7 +77,7 @@ def _in_two_phases(look: Look) -> Choice:
 
 
 def _groups(look: Look) -> Tensor:
-    """[C, n] whose turns are kept together: the classes, or all points."""
+    """[C, n] groups that are balanced: the classes, or all points as one."""
     if look.settings.balance and isinstance(look.model.likelihood, Categorical):
         return look.data.y
     return torch.zeros_like(look.mask, dtype=torch.int64)
@@ -93,25 +95,20 @@ def _scores(look: Look, seen: Sketch) -> Tensor:
             return look.mask.to(seen.g.dtype)
 
 
-def in_turn(
+def take_turns(
     pi: Tensor, k: Tensor, mask: Tensor, group: Tensor, owed: Tensor, streams: Streams
 ) -> tuple[Tensor, Tensor]:
-    """Whose turn it is, [C, n] bool, k of each client, and what each point is owed then.
+    """The k points per client whose turn it is, [C, n] bool, and what each point is owed then.
 
-    Debts begin evenly spread over [0, 1) in each group [C, n] of points, in random order: a group's
-    sum is half its size then, and what it is owed later is what exceeds that. After T choices point
-    j has been taken sum_t pi_j(t) times, and its group as often as its points together, but for a
-    debt of order 1.
+    Debts start evenly spread over [0, 1) in each group [C, n] of points, in random order. A group
+    starts with half its size, and is owed what exceeds that. After T selections point j has been
+    taken sum_t pi_j(t) times up to a debt of order 1, and so has each group.
     """
     group = torch.where(mask, group, int(group.max()) + 1)  # padding is a group of its own
     members = torch.nn.functional.one_hot(group).double()  # [C, n, groups]
     fresh = (owed == 0).all(-1, keepdim=True)
     if bool(fresh.any()):
-        order = torch.full(mask.shape, 2.0)  # above every uniform
-        for row, real, g in zip(
-            order, mask.cpu(), streams.generators("in-turn", host=True), strict=True
-        ):
-            row[real] = torch.rand(int(real.sum()), generator=g)  # as many, whatever the padding
+        order = random_order(mask, streams, "in-turn")
         sizes = torch.bmm(members, members.sum(1).unsqueeze(-1)).squeeze(-1)
         start = (_rank_inside(group, -order.to(owed)) + 0.5) / sizes
         owed = torch.where(fresh & mask, start.to(owed.dtype), owed)
@@ -135,7 +132,7 @@ def _rank_inside(group: Tensor, value: Tensor) -> Tensor:
     return torch.zeros_like(group).scatter(-1, order, place - begin)
 
 
-def calibrated(g: Tensor, drawn: Tensor, shrink: float, bound: float) -> Tensor:
+def calibrate(g: Tensor, drawn: Tensor, shrink: float, bound: float) -> Tensor:
     """[C, n] weights near `drawn` whose sum of g comes near that of all points; float64.
 
     With B_j = sqrt(d_j) g_j, d the drawn weights and r = y - sum_j d_j g_j, the minimiser is

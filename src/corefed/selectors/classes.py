@@ -1,8 +1,8 @@
-"""Points by class: the groups within which CRAIG and herding choose, and how k is shared out.
+"""Points by class: the groups within which CRAIG and herding choose, and how k is split.
 
 A client's k is split between its classes in proportion to their sizes, by largest remainders, with
-at least one point for each class. A client with fewer places than classes, and every client of a
-regression, chooses among all its points as one group.
+at least one point for each class. If k is below the number of classes, and in a regression,
+all points of a client are one group.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 class Groups(NamedTuple):
     """G parts side by side, padded to the largest."""
 
-    at: Tensor  # [G, m] places in the clients' points laid end to end; 0 where not real
+    at: Tensor  # [G, m] positions in all clients' points, concatenated; 0 where not real
     real: Tensor  # [G, m] bool
     k: Tensor  # [G]
     most: int  # the largest k
@@ -59,12 +59,12 @@ def parts(look: Look) -> list[Part]:
 def apportion(sizes: Sequence[int], k: int) -> list[int]:
     """k <= sum(sizes) places in proportion to the sizes, by largest remainders, ties to the first.
 
-    Each class gets at least one, if k is no less than their number; never more than its size.
+    Each class gets at least one if k allows it, and at most its size.
     """
     least = int(k >= len(sizes))
     shares = [least] * len(sizes)
     shared = set(range(len(sizes)))
-    while True:  # those whose quota is below the least are set aside with it
+    while True:  # those whose quota is below the least get the least
         total, left = sum(sizes[c] for c in shared), k - least * (len(sizes) - len(shared))
         small = {c for c in shared if sizes[c] * left < least * total}
         if not small:

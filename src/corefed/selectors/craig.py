@@ -9,14 +9,14 @@ the greedy choice for facility location. It bounds the error of the weighted gra
 
     w_j = number of points whose nearest gradient in A is g_j,
 
-which sum to n. Gradients are those at the posterior mean, unless `draws` asks for draws. How k is
-shared between classes is in `classes.py`.
+which sum to n. Gradients are at the posterior mean, or at `draws` draws. `classes.py` splits k
+between classes.
 
-A pick looks at all pairs of points of a class, which for thousands of points is slow and large. A
-class of more than `BLOCK` points is dealt at random into blocks of at most so many, each of which
-gets its part of k and is chosen from alone (the first stage of distributed greedy, Mirzasoleiman et
-al., NeurIPS 2013). A block gets at least `FEWEST` picks, since the first few of every block are all
-the same kind of point; where k is too small for that, blocks are larger.
+A pick looks at all pairs of points of a class, which for thousands of points takes much time and
+memory. A class of more than `BLOCK` points is split at random into blocks of at most that size.
+Each block gets its part of k and is chosen from alone (the first stage of distributed greedy,
+Mirzasoleiman et al., NeurIPS 2013). A block gets at least `FEWEST` picks, since the first few of
+every block are alike; if k is too small for that, blocks are larger.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from corefed.selectors.frame import Choice, Look
 from corefed.selectors.gradients import LastLayer, last_layer
 
 BLOCK = 1000
-"""Points that are looked at as pairs, where k allows."""
+"""Most points of a block, if k allows."""
 FEWEST = 8
 """Picks of a block, at least."""
 MEMORY = 1 << 31
 """Bytes of a stack of groups, at most."""
 CACHE = 1 << 24
-"""The same on a CPU, where distances that stay in its cache are read faster."""
+"""The same on a CPU: distances in its cache are read faster."""
 PAIR = 20
 """Bytes that a pair of points takes: two inner products in float64, then a distance in float32."""
 TIE = 1e-6
-"""Sums this close, relative to the best, are the same but for the rounding of float32. The best of
-m points lowers the sum by 1/m of it at least, so that among 1000 no pick is 0.1 % short of it."""
+"""Relative difference of sums that counts as a tie: rounding of float32. The best of m points
+lowers the sum by at least 1/m, so among 1000 points no pick is 0.1 % worse than the best."""
 
 
 def select(look: Look, *, draws: int = 0) -> Choice:
@@ -56,7 +56,7 @@ def select(look: Look, *, draws: int = 0) -> Choice:
 
 
 def blocks(look: Look) -> list[Part]:
-    """The classes, large ones dealt into blocks."""
+    """The classes, large ones split into blocks."""
     generators = look.streams.generators("craig/blocks", host=True)
     found = []
     for part in classes.parts(look):
@@ -81,8 +81,8 @@ def blocks(look: Look) -> list[Part]:
 def distances(gram: Tensor) -> Tensor:
     """||g_i - g_j|| from inner products [G, m, m], in place.
 
-    These are wanted in float64: of float32 the differences would keep four digits at best, too few
-    for a client to have the same medoids in whatever shapes the products are made.
+    The inner products must be float64. In float32 the differences would keep four digits at best,
+    too few for the same medoids whatever the shapes of the products.
     """
     squares = gram.diagonal(dim1=-2, dim2=-1).clone()
     apart = gram.mul_(-2.0).add_(squares.unsqueeze(-1)).add_(squares.unsqueeze(-2))
@@ -97,11 +97,11 @@ def medoids(d: Tensor, groups: Groups) -> Tensor:
     taken = ~groups.real
     working = torch.empty_like(d)
     picks = []
-    # A group whose k is smaller picks on; what it picks beyond its k is not looked at.
+    # A group with a smaller k goes on picking; picks beyond its k are ignored.
     for _ in range(groups.most):
         torch.minimum(d, nearest.unsqueeze(-2), out=working)
         total = working.sum(-1).masked_fill_(taken, torch.inf)
-        # The first of those that tie: two points of a group of two do, but for a rounding.
+        # The first of those that tie, as the points of a group of two do, up to rounding.
         best = total.amin(-1, keepdim=True)
         pick = (total <= best * (1 + TIE)).to(torch.int8).argmax(-1, keepdim=True)
         taken = taken.scatter(-1, pick, True)

@@ -1,8 +1,8 @@
-"""What a selector sees and gives: the frame that all of them share.
+"""The interface of selectors: what they see and return.
 
 A selector chooses, for each of C clients, at most k of its n points and their weights w, so that
-training on sum_j w_j log p(D_j) stands in for training on all of them. It may look at the client's
-points, its posterior q and the global model z, and at what it remembered of earlier choices.
+training on sum_j w_j log p(D_j) stands in for training on all of them. It sees the client's points,
+its posterior q, the global model z, and what it remembered of earlier selections.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Look(NamedTuple):
-    """What a selector may look at: C clients that choose together."""
+    """What a selector sees of C clients that choose together."""
 
     model: Model
     q: Tensor  # [C, 2, P] the clients' posteriors
@@ -31,7 +31,7 @@ class Look(NamedTuple):
     memory: Tensor  # [C, n] what the selector remembered last time; 0 at first
     streams: Streams
     settings: Selection = Selection()
-    before: Tensor | None = None  # [C, 2, P] the posteriors at the last choice, where kept
+    before: Tensor | None = None  # [C, 2, P] the posteriors at the last selection, where kept
 
     @property
     def mask(self) -> Tensor:
@@ -45,17 +45,17 @@ class Look(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What a selector gives."""
+    """What a selector returns."""
 
     weight: Tensor  # [C, n] >= 0, at most k_i of them above 0, none on padding
     memory: Tensor  # [C, n] for the next time
 
 
-def trimmed(data: ClientData, rows: list[int]) -> ClientData:
+def trim(data: ClientData, rows: list[int]) -> ClientData:
     """Some clients, padded to the largest of them only; padding comes last.
 
-    So a client on its own is chosen for in the same shapes wherever it is, and to the same bit:
-    A-IHT can turn a rounding into another coreset.
+    So a client alone has the same shapes, and bit-identical results, in every call: A-IHT can turn
+    a rounding error into another coreset.
     """
     n = int((data.weight[rows] > 0).sum(-1).max())
     return ClientData(*(field[rows][:, :n] for field in data))

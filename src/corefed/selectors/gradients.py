@@ -1,20 +1,20 @@
 """Per-example gradients of the last linear layer, kept as the two factors that make them up.
 
 For output f = W h(x) + b and residual r_j = d log p(D_j) / d f, the gradient of log p(D_j) with
-respect to (W, b) is the outer product of r_j and [h_j; 1]. What selectors need of it follows from
-the factors, and the outer product itself is made on request alone:
+respect to (W, b) is the outer product of r_j and [h_j; 1]. What selectors need follows from the
+factors; the outer product is only made on request:
 
     <g_i, g_j> = <r_i, r_j> (<h_i, h_j> + 1),      ||g_j||^2 = ||r_j||^2 (||h_j||^2 + 1)
 
 theta is the posterior mean, the point estimate of the published methods, or F draws of the
-posterior. With draws, what is quadratic in the gradients (norms, inner products) is averaged over
-them, which is the same as laying the gradients at all draws end to end, divided by sqrt F.
+posterior. With draws, norms and inner products are averaged over them, as if the gradients at all
+draws were concatenated and divided by sqrt F.
 
-A model without a head has no last layer to speak of: there the gradient is that with respect to the
-outputs, r_j alone, and what stands for features is the outputs.
+For a model without a linear head the gradient is that with respect to the outputs, r_j alone, and
+the outputs are its features.
 
-What is no finite number, or beyond `LARGEST`, counts as 0: a posterior that has diverged gives
-gradients that say nothing, not selectors that never end.
+Non-finite values, and those above `LARGEST`, are set to 0, so a diverged posterior cannot stall a
+selector.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from corefed.models.likelihood import Gaussian
 from corefed.selectors.frame import Look
 
 LARGEST = 1e12
-"""Outputs and features above this are not of a network that is being trained; with it, fourth
-powers still fit a float64."""
+"""Outputs and features above this come from no network in training; below it, fourth powers fit a
+float64."""
 
 
 class LastLayer(NamedTuple):
@@ -47,7 +47,7 @@ class LastLayer(NamedTuple):
         return draws * outputs * (self.features.shape[-1] + 1)
 
     def take(self, at: Tensor) -> LastLayer:
-        """Rows at [G, m] of the clients' points laid end to end: G groups in place of C clients."""
+        """Rows at [G, m] of all clients' points, concatenated: G groups in place of C clients."""
         return LastLayer(*(f.movedim(1, 2).flatten(0, 1)[at].movedim(2, 1) for f in self))
 
     def squared_norms(self) -> Tensor:
@@ -83,7 +83,7 @@ class LastLayer(NamedTuple):
         a = streams.normal(f"{purpose}/residual", draws, outputs, dimension)
         b = streams.normal(f"{purpose}/features", draws, h + 1, dimension)
         projected = torch.matmul(self.features, b[:, :, :h]).add_(b[:, :, h:])
-        # Signs of a are independent between draws, so that their sum keeps them apart.
+        # a is independent between draws, so products of different draws cancel in expectation.
         total = projected.mul_(torch.matmul(self.residual, a)).sum(1)
         return total.mul_((draws * dimension) ** -0.5)
 
@@ -115,11 +115,11 @@ def forward(look: Look, draws: int = 0, purpose: str = "gradients") -> Pass:
                 theta, zero_where_unusable(model.forward(theta, look.data.x), look.mask), None
             )
         features = zero_where_unusable(head.features(theta, look.data.x), look.mask)
-        return on_features(look, theta, features)
+        return forward_on(look, theta, features)
 
 
-def on_features(look: Look, theta: Tensor, features: Tensor) -> Pass:
-    """The same where the features below the head are known already."""
+def forward_on(look: Look, theta: Tensor, features: Tensor) -> Pass:
+    """The same from known features below the head."""
     head = look.model.head
     assert head is not None
     with torch.no_grad():
@@ -130,11 +130,11 @@ def on_features(look: Look, theta: Tensor, features: Tensor) -> Pass:
 
 def last_layer(look: Look, draws: int = 0, purpose: str = "gradients") -> LastLayer:
     """The gradients of log p of all points; see above for theta and for models without a head."""
-    return of_pass(look, forward(look, draws, purpose))
+    return layer_at(look, forward(look, draws, purpose))
 
 
-def of_pass(look: Look, seen: Pass) -> LastLayer:
-    """The gradients at a look that was taken already."""
+def layer_at(look: Look, seen: Pass) -> LastLayer:
+    """The gradients at a forward pass that was made already."""
     theta, output, features = seen
     with torch.enable_grad():
         leaf = output.detach().requires_grad_()
@@ -167,6 +167,6 @@ def losses(look: Look, draws: int = 0, purpose: str = "losses") -> Tensor:
 
 
 def zero_where_unusable(values: Tensor, mask: Tensor) -> Tensor:
-    """[C, F, n, ...] with 0 for padding and for what is no finite number."""
+    """[C, F, n, ...] with 0 for padding and for values that are not finite."""
     usable = (values.abs() < LARGEST) & mask[:, None, :, None]  # false for NaN
     return torch.where(usable, values, 0.0)

@@ -1,12 +1,12 @@
-"""What holds for every selector, in one place: whole clients, empty choices, who is in the call.
+"""Rules for every selector: clients that keep all points, unusable choices, clients per call.
 
-k >= n keeps all points with weight 1, and the selector is not asked. A selector that gives a client
-no point at all, or a weight that is no finite number (its gradients are all 0, its posterior has
-diverged), is replaced for that client by a simple random sample with weights n / k.
+With k >= n all points are kept with weight 1, and the selector is not called. If a selector gives a
+client no point, or a weight that is not finite (all gradients are 0, the posterior has diverged),
+that client gets a simple random sample with weights n / k.
 
-On a CPU clients are chosen for one after the other, padded to their own size: the numbers of one
-stay in the cache, and a client gets the same points to the bit whoever else is in the call.
-Elsewhere as many go together as keep within `POINTS`.
+On a CPU the selector is called for one client at a time, padded to its own size. Its numbers stay
+in the cache, and its points do not depend on the other clients. On other devices a call has at most
+`POINTS` points.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from corefed.selectors import sampling
-from corefed.selectors.frame import Choice, Look, Selector, trimmed
+from corefed.selectors.frame import Choice, Look, Selector, trim
 
 POINTS = 1 << 17
 """Points of all clients together, so that 4096 numbers each take 2 GiB."""
@@ -31,7 +31,7 @@ def guarded(selector: Selector) -> Selector:
         each = 1 if look.q.device.type == "cpu" else max(1, POINTS // look.mask.shape[1])
         for start in range(0, len(due), each):
             rows = due[start : start + each]
-            own = part(look, rows)
+            own = take_clients(look, rows)
             choice = _or_random(own, selector(own))
             n = own.mask.shape[1]
             weight[rows, :n] = choice.weight
@@ -41,9 +41,9 @@ def guarded(selector: Selector) -> Selector:
     return select
 
 
-def part(look: Look, rows: list[int]) -> Look:
+def take_clients(look: Look, rows: list[int]) -> Look:
     """Some of the clients, padded to the largest of them only."""
-    data = trimmed(look.data, rows)
+    data = trim(look.data, rows)
     return look._replace(
         q=look.q[rows],
         z=look.z[rows],
@@ -60,7 +60,7 @@ def _or_random(look: Look, choice: Choice) -> Choice:
     rows = (~usable).nonzero().squeeze(-1).tolist()
     if not rows:
         return choice
-    own = part(look, rows)
+    own = take_clients(look, rows)
     weight = choice.weight.clone()
     weight[rows] = 0.0
     weight[rows, : own.mask.shape[1]] = sampling.random(own).weight

@@ -5,9 +5,9 @@ nearest to the mean m of all: pick t + 1 is
 
     argmin_j || m - (h_j + sum of the t picks) / (t + 1) ||,
 
-hence the first is the point nearest to m. Features h are those below the head at the posterior
-mean, as they are, not scaled to length 1. Each pick of class c has the weight n_c / k_c. How k is
-shared between classes is in `classes.py`.
+so the first is the point nearest to m. Features h are those below the head at the posterior mean,
+not scaled to length 1. Each pick of class c has the weight n_c / k_c. `classes.py` splits k between
+classes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def follow(h: Tensor, groups: Groups) -> Tensor:
     h = h - mean.unsqueeze(1)  # from the mean: smaller squares, and m is 0
     half = h.square().sum(-1).mul_(0.5)
     taken = ~groups.real
-    ahead = torch.zeros_like(mean)  # the sum of the picks: what is to be brought back to 0
+    ahead = torch.zeros_like(mean)  # the sum of the picks, to be kept near 0
     picks = []
     for _ in range(groups.most):
         cost = torch.bmm(h, ahead.unsqueeze(-1)).squeeze(-1) + half

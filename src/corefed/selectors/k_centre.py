@@ -5,10 +5,10 @@ is farthest from all centres so far (Gonzalez 1985): the radius that covers all 
 twice the smallest possible. Features are those below the head at the posterior mean. Classes play
 no part, as in the paper.
 
-The paper trains on the centres with equal weights. Here a centre has as its weight the number of
-points that it is the nearest centre of: with every point moved to its centre, by at most the
-radius, the weighted log-likelihood is that of all data; with equal weights it would be that of
-outliers, which are what the rule picks first. Weights sum to n.
+The paper trains on the centres with equal weights. Here the weight of a centre is the number of
+points nearest to it, so weights sum to n. The weighted log-likelihood is then that of all data with
+every point moved to its centre, by at most the radius. Equal weights would favour outliers, which
+the rule picks first.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ and for nearby Gaussians KL(q_w || q) = 1/2 || F^{1/2} (v_w - v_q) ||^2, F = dia
 so its rows join those of (Phi, y) and A-IHT's closed-form steps stay exact. A has 2P rows; a random
 projection Omega with N(0, 1/s) entries keeps s of them in expectation: row r needs one solve
 u = H^{-1} F^{1/2} omega_r, by conjugate gradients on Gauss-Newton products, and one
-Jacobian-vector product of all n losses. The likelihood's noise, where learnt, enters H through its
-KL part alone. `diagonal=True` replaces H by an estimate of its diagonal: cheap, and much less true.
+Jacobian-vector product of all n losses. A learnt noise of the likelihood enters H only through its
+KL part. `diagonal=True` replaces H by an estimate of its diagonal: cheap, but much less accurate.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, vjp, vmap
 
+from corefed.base.rng import Streams
 from corefed.base.types import ClientData
 from corefed.bayes import gaussian
 from corefed.models.network import Model
 
 BLOCK = 1 << 27
-"""Activations of all clients, draws and rows of the sketch that are held at once: 512 MiB."""
+"""Most activations of all clients, draws and sketch rows in memory at once: 512 MiB."""
 
 
 def kl_rows(
@@ -101,6 +102,29 @@ def kl_rows(
     gap = (omega * root_fisher * (v_w - v_q)).sum((-2, -1))
     offsets = (rows * w).sum(-1) - 2**-0.5 * gap
     return rows.movedim(0, 1), offsets.movedim(0, 1)
+
+
+def kl_term(
+    model: Model,
+    q_w: Tensor,
+    q: Tensor,
+    z: Tensor,
+    data: ClientData,
+    w: Tensor,
+    streams: Streams,
+    *,
+    zeta: float,
+    weight: float,
+    rows: int,
+    draws: int,
+    diagonal: bool,
+) -> tuple[Tensor, Tensor]:
+    """`kl_rows` for a sketch of `rows` rows and at least four draws, scaled to weight * KL."""
+    sketch = streams.normal("kl-sketch", rows, 2, model.size) * rows**-0.5
+    noise = streams.normal("kl-noise", max(4, draws), model.size)
+    a, b = kl_rows(model, q_w, q, z, data, w, zeta, noise, sketch, diagonal=diagonal)
+    root = weight**0.5
+    return root * a, root * b
 
 
 def _blocks(model: Model, data: ClientData, w: Tensor, networks: int) -> list[ClientData]:

@@ -3,8 +3,8 @@
     minimise || y - Phi w ||^2   over   w >= 0, ||w||_0 <= k,
 
 then a refit that pulls the weights towards n/k (`coreset/refit.py`). With `pool` below 1 only a
-part of the points, taken in turn, may join, against the target of all: the support then changes
-from one choice to the next, and a client comes to see more of its data.
+part of the points, taken in turn, may be chosen; the target is still that of all points. The
+support then changes from one selection to the next, and a client sees more of its data.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from corefed.base.types import ClientData
 from corefed.coreset import refit, solvers
 from corefed.coreset.problem import problem
 from corefed.models.network import Model
-from corefed.selectors.calibrated import in_turn
+from corefed.selectors.calibrated import take_turns
 from corefed.selectors.frame import Choice, Look
-from corefed.selectors.guard import part
+from corefed.selectors.guard import take_clients
 from corefed.selectors.potentials import stack, widen
 from corefed.selectors.settings import Selection
 from corefed.selectors.sketches import centres, sketch
@@ -31,12 +31,12 @@ THRESHOLDING = {"aiht-2": 100, "aiht": 100, "iht": 100}
 
 
 def select(look: Look) -> Choice:
-    """In groups of clients with equal S: it follows from a client's own k and n alone."""
+    """In groups of clients with equal S, which depends only on a client's k and n."""
     settings = look.settings
     weight, memory = torch.zeros_like(look.data.weight), look.memory.clone()
     everyone = torch.ones_like(look.k, dtype=torch.bool)
     for rows, draws in groups(everyone, look.data, look.k, settings.draws, settings.selection_mb):
-        own = part(look, rows)
+        own = take_clients(look, rows)
         n = own.mask.shape[1]
         weight[rows, :n], memory[rows, :n] = _solve(own, draws)
     return Choice(weight, memory)
@@ -55,7 +55,7 @@ def _solve(look: Look, draws: int) -> Choice:
         many = torch.minimum(torch.maximum(many, look.k + 1), look.n)
         pi = mask * (many / look.n).unsqueeze(-1)
         every = torch.zeros_like(mask, dtype=torch.int64)
-        mask, memory = in_turn(pi, many, mask, every, memory, look.streams)
+        mask, memory = take_turns(pi, many, mask, every, memory, look.streams)
     g = g * mask.unsqueeze(-1)
     weight = solve(settings, g, y, look.k, mask, look.streams, plain=look.n / look.k)
     return Choice(weight.to(look.data.weight.dtype), memory)
@@ -98,11 +98,11 @@ def solve(
 def draws_for(k: int, n: int, asked: int, memory_mb: int) -> int:
     """S for one client: as asked, or 2k and at least 200, within a bound on memory.
 
-    The solver is degenerate when S - 1 <= k: an exact zero exists and means nothing. S depends on
-    the client alone, never on who is in the same call, and is rounded up to one of a few sizes so
-    that clients of similar size can be solved together.
+    With S - 1 <= k the problem is degenerate: an exact fit always exists. S depends on the client
+    alone, not on others in the call, and is rounded up to one of a few sizes so that clients of
+    similar size can be solved together.
     """
-    wanted = asked or rounded_up(max(2 * k, MINIMUM_DRAWS))
+    wanted = asked or round_up(max(2 * k, MINIMUM_DRAWS))
     return min(wanted, max(2, memory_mb * 2**20 // bytes_for(1, n)))
 
 
@@ -111,7 +111,7 @@ def bytes_for(draws: int, n: int) -> int:
     return 4 * 4 * draws * n
 
 
-def rounded_up(number: int) -> int:
+def round_up(number: int) -> int:
     """The next multiple of an eighth of its power of two: at most an eighth more."""
     grain = max(1, 1 << max(0, number.bit_length() - 4))
     return -(-number // grain) * grain
@@ -139,4 +139,4 @@ def groups(
 
 
 MINIMUM_DRAWS = 200
-"""For tiny coresets 2k draws would estimate nothing; 200 rows cost little beside the features."""
+"""For tiny coresets 2k draws are too few for an estimate; 200 cost little beside the features."""

@@ -5,16 +5,16 @@
 
 kept as one row per point, g [C, n, S] (`problem.py` says why).
 
-`stack` draws from several pi-hats, one block of draws each. One width does not fit all: a narrow
-pi-hat sees only points that are still hard, and a client trained on those alone forgets the rest; a
-wide one mostly sees how points behave far away.
+`stack` draws from several pi-hats, one block of draws each. A narrow pi-hat only sees points that
+are still hard, and a client trained on those alone forgets the rest. A wide one mostly sees how
+points behave far away.
 
-A draw costs a forward pass of all n points, and S must exceed the coreset's size k (a fit with
-S - 1 <= k has an exact zero that means nothing). So a network with a linear head shares F draws of
-everything below the head between S / F draws each of the head (`bayes/heads.py`): still draws from
-pi-hat, and the cost falls from S to about F forward passes. Draws that share their lower layers are
-correlated, and centring over all draws then removes part of the variation between them: what the
-lower layers add to the Gram matrix comes out smaller, by a factor 1 - 1/F.
+A draw costs a forward pass of all n points, and S must exceed the coreset's size k (with S - 1 <= k
+an exact fit always exists). So a network with a linear head shares F draws of everything below the
+head between S / F draws each of the head (`bayes/heads.py`). These are still draws from pi-hat, and
+the cost falls from S to about F forward passes. Draws that share their lower layers are correlated,
+and centring over all draws removes part of the variation between them: the contribution of the
+lower layers to the Gram matrix is smaller by a factor 1 - 1/F.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def stack(
 ) -> tuple[Tensor, Drawn]:
     """g [C, n, S], and the draws of the first place.
 
-    S and F are those of all places together. With `scaled` each block has ||y|| = 1, so that none
+    S and F are split between the places. With `scaled` each block has ||y|| = 1, so that none
     outweighs the others.
     """
     each, shared = -(-draws // len(places)), -(-feature_draws // len(places))

@@ -1,7 +1,7 @@
-"""How good a coreset is: its error on fresh draws of the posterior, beside a uniform subset's.
+"""How good a coreset is: its error on fresh draws of the posterior, and that of a uniform subset.
 
-The error is ||y - Phi w||^2 / ||y||^2 on draws that the weights were not fitted to. What a uniform
-subset of the same size has in expectation is known in closed form; a ratio below 1 is a better fit
+The error is ||y - Phi w||^2 / ||y||^2 on draws that the weights were not fitted to. The expected
+error of a uniform subset of the same size has a closed form. A ratio below 1 means a better fit
 than a random subset.
 """
 
@@ -18,14 +18,14 @@ from corefed.base.types import ClientData
 from corefed.coreset.uniform import uniform_error
 from corefed.models.network import Model
 from corefed.selectors import potentials, sketches
-from corefed.selectors.frame import trimmed
+from corefed.selectors.frame import trim
 from corefed.selectors.matching import groups
 from corefed.selectors.settings import Renewal, Selection
 
 
 class Quality(NamedTuple):
     error: Tensor  # [C] ||y - Phi w||^2 / ||y||^2 on fresh draws
-    uniform: Tensor  # [C] the same, expected of a uniform subset of k points with weights n/k
+    uniform: Tensor  # [C] its expectation for a uniform subset of k points with weights n/k
 
     @property
     def over_uniform(self) -> Tensor:
@@ -47,7 +47,7 @@ def measure(
     how, when = settings
     found = Quality(*(torch.full_like(data.weight[:, 0], torch.nan) for _ in range(2)))
     for rows, _ in groups(due, data, k, when.check_draws, how.selection_mb):
-        part = trimmed(data, rows)
+        part = trim(data, rows)
         places = potentials.widen(q[rows], how.widths, "check")
         g, _ = potentials.stack(
             model, places, part, when.check_draws, feature_draws(how), streams.subset(rows),
@@ -70,7 +70,7 @@ def feature_draws(how: Selection) -> int:
 
 
 def judge(g: Tensor, w: Tensor, k: Tensor, mask: Tensor) -> Quality:
-    """The error of w on these potentials, beside what a uniform subset of k_i points expects."""
+    """The error of w on these potentials, and that expected of a uniform subset of k_i points."""
     n = mask.sum(-1).to(g.dtype)
     expected = uniform_error(g.sum(1).square().sum(-1), g.square().sum((1, 2)), n, k.to(g.dtype))
     return Quality(potentials.relative_error(g, w), expected)

@@ -1,14 +1,15 @@
-"""When a coreset is chosen anew: by its age, by how far the posterior has moved, by its error.
+"""When a coreset is reselected: by its age, by how far the posterior has moved, by its error.
 
-A coreset gets no older than `refresh_every` local steps. Where that is 0 a budget decides: choosing
-costs n passes forward for every draw of the lower layers and some for the heads, a step of training
-on all data three for each of b points (one forward, two back), and the coreset is chosen anew as
-often as the first is `budget` times the second, to the nearest multiple of `LEAST` steps. Costs are
-counted in passes, not in seconds: the schedule is the same on every machine. They are those of the
-default selector, so that others are renewed as often and can be compared with it.
+A coreset gets no older than `refresh_every` local steps. If that is 0, a budget decides. A
+selection costs n forward passes per draw of the lower layers, and some for the heads. A training
+step on all data costs three for each of b points (one forward, two back). The coreset is reselected
+so often that selection costs `budget` times as much as training, to the nearest multiple of `LEAST`
+steps. Costs are counted in passes, not in seconds, so the schedule is the same on every machine.
+They are those of the default selector, so other selectors have the same schedule and can be
+compared with it.
 
-It is chosen anew before that when the posterior's mean has moved far (`moved`) or, which the method
-checks itself, when its error on fresh draws has grown (`stale`).
+It is reselected earlier if the posterior's mean has moved far (`moved`) or, which the method checks
+itself, if its error on fresh draws has grown (`stale`).
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from torch import Tensor
 from corefed.base.types import Tree, Work
 from corefed.bayes import gaussian
 from corefed.models.network import Model
-from corefed.selectors import named, sketches
+from corefed.selectors import look_up, sketches
 from corefed.selectors.matching import draws_for
 from corefed.selectors.settings import Renewal, Selection
 
 LEAST = 20
-"""Local steps between two choices that a budget leaves, at least, and in multiples of."""
+"""Local steps: a budget's interval is at least this long, and a multiple of it."""
 STEP = 3
-"""Forward passes that a point costs in training: forward once, back twice that."""
+"""Cost of a point in training, in forward passes: one forward, two for the way back."""
 
 
 def question_interval(rule: Renewal) -> int:
@@ -52,8 +53,8 @@ def interval(rule: Renewal, cost: float, n: Tensor, work: Work, draws: int) -> T
 
 
 def has_moved(rule: Renewal, state: Tree, q: Tensor) -> Tensor:
-    """[C] whether the posterior's mean is far from where it was at the last choice: the root mean
-    square of its movement in standard deviations."""
+    """[C] whether the posterior's mean has moved far since the last selection: by the root mean
+    square over parameters, in standard deviations."""
     if rule.moved == 0:
         return torch.zeros_like(state["age"], dtype=torch.bool)
     then, now = state["before"], q
@@ -61,15 +62,15 @@ def has_moved(rule: Renewal, state: Tree, q: Tensor) -> Tensor:
     return steps.square().mean(-1).sqrt() > rule.moved
 
 
-def cost_of(selector: str, model: Model, settings: Selection) -> float:
-    """Forward passes of each point that a choice by this selector costs."""
-    own = named(selector).passes
+def selection_cost(selector: str, model: Model, settings: Selection) -> float:
+    """Forward passes per point that a selection by this selector costs."""
+    own = look_up(selector).passes
     if own is not None:
         return own
     passes = sketches.passes(model, settings)
     if selector != "calibrated":  # a solver looks at all points, whatever the pool
         return passes
-    return settings.pool * (passes + (settings.score == "loss"))  # losses want a pass of their own
+    return settings.pool * (passes + (settings.score == "loss"))  # losses need another pass
 
 
 def passes(selector: str, model: Model, settings: Selection, n: Tensor, k: Tensor) -> Tensor:
@@ -80,4 +81,4 @@ def passes(selector: str, model: Model, settings: Selection, n: Tensor, k: Tenso
         bound, asked = settings.selection_mb, settings.draws
         drawn = (draws_for(kept, points, asked, bound) for kept, points in pairs)
         each = [replace(settings, draws=draws) for draws in drawn]
-    return torch.tensor([cost_of(selector, model, one) for one in each], device=k.device)
+    return torch.tensor([selection_cost(selector, model, one) for one in each], device=k.device)

@@ -1,4 +1,4 @@
-"""Sampling with importance weights: k points by scores, weights one over the chance to be taken.
+"""Importance sampling: k points by scores, with the inverse of their probabilities as weights.
 
 Point j is taken with probability pi_j and then has weight 1 / pi_j, so that sum_j w_j f_j is
 unbiased for sum_j f_j whatever f is. With scores s_j,
@@ -13,7 +13,7 @@ and no weight exceeds n / (k floor). The scores:
     leverage        tau_j = g_j^T (G^T G + lambda I)^-1 g_j of the last-layer gradients, with
                     lambda = ||G||_F^2 / k, for which they sum to k at most
 
-all at the posterior mean, unless `draws` asks for draws.
+all at the posterior mean, or at `draws` draws.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from corefed.selectors.frame import Choice, Look
 FLOOR = 0.1
 """Part of the probability that is spread evenly: a weight is at most ten times n / k."""
 WIDEST = 1024
-"""Numbers of a gradient above which leverages are those of a sketch of so many."""
+"""Longest gradient whose leverages are exact; longer ones are sketched to this length."""
 
 
 def random(look: Look) -> Choice:
-    return sampled(look, torch.ones_like(look.data.weight), 1.0, "random")
+    return sample(look, torch.ones_like(look.data.weight), 1.0, "random")
 
 
 def loss(look: Look, *, draws: int = 0, floor: float = FLOOR) -> Choice:
-    return sampled(look, gradients.losses(look, draws, "loss"), floor, "loss")
+    return sample(look, gradients.losses(look, draws, "loss"), floor, "loss")
 
 
 def gradient_norm(look: Look, *, draws: int = 0, floor: float = FLOOR) -> Choice:
     layer = gradients.last_layer(look, draws, "gradient-norm")
-    return sampled(look, layer.squared_norms().sqrt_(), floor, "gradient-norm")
+    return sample(look, layer.squared_norms().sqrt_(), floor, "gradient-norm")
 
 
 def leverage(look: Look, *, draws: int = 0, floor: float = FLOOR) -> Choice:
     layer = gradients.last_layer(look, draws, "leverage")
     g = layer.rows(WIDEST, look.streams, "leverage/sketch")
-    return sampled(look, leverages(g, look.k), floor, "leverage")
+    return sample(look, leverages(g, look.k), floor, "leverage")
 
 
 def leverages(g: Tensor, k: Tensor) -> Tensor:
     """Ridge leverage scores [C, n] of rows g [C, n, D], with lambda = ||G||_F^2 / k."""
-    # In float64: lambda is small beside the largest eigenvalue, and rounding must be beside it.
+    # In float64: lambda is small beside the largest eigenvalue, and rounding must be smaller still.
     g = g.double()
     ridge = g.square().sum((1, 2)) / k.clamp_min(1)
     ridge = ridge.clamp_min(torch.finfo(g.dtype).tiny)
@@ -65,7 +65,7 @@ def leverages(g: Tensor, k: Tensor) -> Tensor:
     return half.square_().sum(1)
 
 
-def sampled(look: Look, scores: Tensor, floor: float, purpose: str) -> Choice:
+def sample(look: Look, scores: Tensor, floor: float, purpose: str) -> Choice:
     """k points by their scores, with the weights that make sums unbiased."""
     pi = inclusion(scores, look.mask, look.k, floor)
     chosen = draw(pi, look.k, look.mask, look.streams, purpose)
@@ -76,8 +76,8 @@ def sampled(look: Look, scores: Tensor, floor: float, purpose: str) -> Choice:
 def inclusion(scores: Tensor, mask: Tensor, k: Tensor, floor: float = FLOOR) -> Tensor:
     """pi [C, n] in float64, with sum_j pi_j = min(k, n) and pi_j >= k floor / n on real points.
 
-    Scores [C, n] are at least 0; one that is no finite number counts as 0. Where all are 0, they
-    count as equal.
+    Scores [C, n] are at least 0; one that is not finite counts as 0. If all are 0, they count as
+    equal.
     """
     if not 0 < floor <= 1:
         raise UserError(f"floor is {floor}; it must be above 0, so that weights are bounded, to 1.")
@@ -103,10 +103,10 @@ def inclusion(scores: Tensor, mask: Tensor, k: Tensor, floor: float = FLOOR) -> 
 def draw(pi: Tensor, k: Tensor, mask: Tensor, streams: Streams, purpose: str) -> Tensor:
     """[C, n] bool: k_i points of each client, point j with probability pi_j exactly.
 
-    pi [C, n] sums to k_i. The points are put into random order and laid end to end, each as long as
-    its pi_j; those are taken which cover one of u, u + 1, .., u + k - 1 for a uniform u on [0, 1)
-    (systematic sampling, Madow 1949; with equal pi, a simple random sample). Drawn on the host, a
-    number a real point: neither padding nor the device changes what is taken.
+    pi [C, n] sums to k_i. Systematic sampling (Madow 1949): the points are laid end to end in
+    random order, each as long as its pi_j. Those that cover one of u, u + 1, .., u + k - 1 are
+    taken, for a uniform u on [0, 1). With equal pi this is a simple random sample. Drawn on the
+    host, one number per real point: neither padding nor the device changes the result.
     """
     order = torch.full(mask.shape, 2.0, dtype=torch.float64)  # above every uniform: padding is last
     start = torch.empty(len(mask), 1)  # float32: 24 bits, so that k + u is exact in float64

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from corefed.base.errors import UserError
 from corefed.base.settings import (
     ABLATION,
     NotNegative,
@@ -74,6 +75,25 @@ class Selection:
     solver may choose from (selector matching)."""
     selection_mb: Annotated[PositiveInt, Unit("MB"), ABLATION] = 2048
     """Memory bound of a selection; draws are reduced to fit it."""
+
+
+USED_BY = {
+    "calibrated": ("score", "floor", "in_turn", "balance", "bound"),
+    "matching": ("solver", "max_iterations"),
+}
+"""Settings that one selector uses and no other."""
+
+
+def refuse_unused(selector: str, given: Selection) -> None:
+    """Refuse a setting that differs from its default and that the selector does not use."""
+    for owner, names in USED_BY.items():
+        for name in names:
+            value = getattr(given, name)
+            if owner != selector and value != getattr(Selection, name):
+                raise UserError(
+                    f"{name} is {value}, but selector {selector} does not use it; leave it out, or "
+                    f"take {'preset' if owner == 'matching' else 'selector'}={owner}."
+                )
 
 
 @dataclass(frozen=True)

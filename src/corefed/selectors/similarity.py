@@ -32,7 +32,7 @@ class ComparedPoints(NamedTuple):
             return product
         size = self.squares[a].unsqueeze(-1) + (self.squares if b is None else self.squares[b])
         apart = torch.add(size, product, alpha=-2)
-        # Of equal points rounding is left, about 1e-15 of size, whose root would be far from 0.
+        # Equal points differ by rounding, about 1e-15 of size, whose root would be far from 0.
         apart = apart.masked_fill_(apart < 1e-13 * size, 0.0).sqrt_()
         return apart.div_(-self.rows.shape[1]).exp_()
 
@@ -44,7 +44,7 @@ def prepare(x: Tensor, metric: Metric) -> ComparedPoints:
         raise UserError("The features hold a value that is no finite number; mend the data.")
     rows = x.double()
     if metric == "euclidean":
-        rows -= rows.mean(0)  # smaller squares to take differences of
+        rows -= rows.mean(0)  # smaller squares, so differences keep more digits
         squares = rows.square().sum(-1)
         return ComparedPoints(metric, rows, squares, torch.ones_like(squares))
     norm = rows.norm(dim=-1)

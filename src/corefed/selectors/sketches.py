@@ -4,17 +4,17 @@
 is centred, as `around` says, at
 
     posterior   the client's posterior q now,
-    path        q now, and as far ahead of q as it has come since the last selection: the coreset
-                is trained on from here on, not here,
+    path        q now, and as far ahead of q as it has come since the last selection: training
+                will move on from q,
     global      the global model z,
 
-and has its sigma times every one of `widths`.
+and its sigma is multiplied by each of `widths`.
 
 `match=gradients`: the last layer's gradients at F draws of q, or a random projection of them to S
 numbers. Narrow potentials are such projections too, of the gradients of all layers: to first order
 log p_theta - log p_mu = <gradient, theta - mu>.
 
-Gradient norms of the last layer come from the same draws at no further pass.
+Gradient norms of the last layer come from the same draws, without another pass.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from corefed.selectors.potentials import Place
 from corefed.selectors.settings import Selection
 
 DRAWS = 64
-"""Draws that weights are calibrated on, where none are asked for. Calibration pulls weights towards
-those of the drawing, so S need not exceed k."""
+"""Default number of draws to calibrate weights on. Calibration pulls weights towards those that
+points were drawn with, so S need not exceed k."""
 
 
 class Sketch(NamedTuple):
@@ -59,7 +59,7 @@ def sketch(look: Look, purpose: str = "coreset") -> Sketch:
     if first.theta is None or first.features is None:
         layer = gradients.last_layer(here, 1, f"{places[0].name}/norms")
     else:
-        layer = gradients.of_pass(here, gradients.on_features(here, first.theta, first.features))
+        layer = gradients.layer_at(here, gradients.forward_on(here, first.theta, first.features))
     return Sketch(g, layer.squared_norms().sqrt_())
 
 

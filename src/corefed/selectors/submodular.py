@@ -7,20 +7,19 @@ What a set A of points is worth, and what point j adds to it, with similarities 
     dispsum     f(A) = sum of d_ij over its pairs   sum_{i in A} d_ij
     dispmin     f(A) = min of d_ij over its pairs   min(f(A), min_{i in A} d_ij) - f(A)
 
-Only the first is submodular; the name has stuck to all three.
+Only the first is submodular, but the name is used for all three.
 
-The picks are those of submodlib 0.0.3 (Kaushal et al. 2022; "NaiveGreedy" on `data`), wherever the
-similarities tell points apart. Where points tie, the last one wins, as there, among all that are
-within a rounding (`TIE`) of the best. Hence all three begin with the last point (logdet with
-cosines: with the last that is not 0), since the first adds the same whichever it is. submodlib
-begins logdet with the point whose cosine with itself float32 happens to round up; that is not
-repeated here. One more of its ways is kept: for the second pick of dispmin a distance above 1 (a
-cosine below 0) counts as 1. Unlike there, k may be n.
+The picks are those of submodlib 0.0.3 (Kaushal et al. 2022; "NaiveGreedy" on `data`), up to ties.
+Of points within a rounding error (`TIE`) of the best the last one wins, as in submodlib. So all
+three begin with the last point (logdet with cosines: the last that is not 0), since every first
+point adds the same. submodlib begins logdet with a point whose cosine with itself float32 rounds
+up, which is not imitated. For the second pick of dispmin a distance above 1 (a cosine below 0)
+counts as 1, as in submodlib. Unlike there, k may be n.
 
-Cost. dispsum and dispmin need one row of distances a pick, O(n p k) in all, and keep a running sum
-or minimum. logdet is a pivoted Cholesky: O(n p k), or O(n k^2) where p > k. Both work in blocks,
-because a product of matrices takes a tenth of the time of as many with vectors. All of it is in
-float64 on the features' device, and no n x n matrix is needed.
+Cost. dispsum and dispmin need one row of distances per pick, O(n p k) in all, and keep a running
+sum or minimum. logdet is a pivoted Cholesky: O(n p k), or O(n k^2) if p > k. Both work in blocks,
+because a product of matrices takes a tenth of the time of products with its columns. All of it is
+in float64 on the features' device, and no n x n matrix is needed.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def _check_memory(needed: int, n: int, k: int, selection_mb: int) -> None:
 
 
 def _last_best(score: Tensor) -> tuple[float, int]:
-    """The last of the points that tie for the highest score, after its own score."""
+    """The highest score and its point; of points that tie, the last."""
     best = float(score.max())
     i = int((score >= best - _tie(best)).nonzero()[-1])
     return float(score[i]), i
@@ -102,7 +101,7 @@ def _tie(score: float) -> float:
 
 
 class Rows:
-    """Rows of distances, made together with those that may be asked for next, and kept."""
+    """Rows of distances, computed together with those that may be needed next, and kept."""
 
     def __init__(self, points: ComparedPoints, room: int) -> None:
         self.points, self.room = points, max(BLOCK, room)
@@ -160,7 +159,7 @@ def _disparity_min(distances: Rows, n: int, k: int) -> Picks:
 
 
 class LowRank:
-    """R = U H U^T for cosines, with U [n, p] the unit rows: p numbers a point, whatever k."""
+    """R = U H U^T for cosines, with U [n, p] the unit rows: p numbers per point, whatever k."""
 
     def __init__(self, points: ComparedPoints) -> None:
         self.U = points.rows

@@ -17,10 +17,17 @@ def subset_size(size: Tensor, fraction: float) -> Tensor:
 def uniform(data: ClientData, fraction: float, streams: Streams) -> Tensor:
     """Weight n/k on k points chosen uniformly without replacement: [C, n]."""
     k = subset_size(data.size, fraction)
-    order = torch.full(data.weight.shape, 2.0)  # above every uniform: padding comes last
-    generators = streams.generators("subset", host=True)
-    for row, real, g in zip(order, data.weight.cpu() > 0, generators, strict=True):
-        row[real] = torch.rand(int(real.sum()), generator=g)  # as many, whatever the padding
-    rank = order.to(data.weight.device).argsort(-1).argsort(-1)
-    chosen = rank < k.unsqueeze(-1)
+    order = random_order(data.weight > 0, streams, "subset")
+    chosen = order.argsort(-1).argsort(-1) < k.unsqueeze(-1)
     return chosen * (data.size / k).unsqueeze(-1).to(data.weight.dtype)
+
+
+def random_order(mask: Tensor, streams: Streams, purpose: str) -> Tensor:
+    """[C, n] uniforms to sort each client's points by; padding has 2 and comes last.
+
+    Drawn on the host, one number per real point: neither padding nor the device changes them.
+    """
+    order = torch.full(mask.shape, 2.0)
+    for row, real, g in zip(order, mask.cpu(), streams.generators(purpose, host=True), strict=True):
+        row[real] = torch.rand(int(real.sum()), generator=g)
+    return order.to(mask.device)

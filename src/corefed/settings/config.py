@@ -1,10 +1,9 @@
 """From a TOML file and a command line to one frozen, checked `Experiment`.
 
-Layers, each over the one before: defaults (those for the kind of data included), the method's
-preset, the file, flags, `--set key=value`.
-The keys of `Run` and those of the method's own Config share one flat namespace. A key of a group
-can be written with it (`selection.draws`, or a table [selection]) or without. What a value may be
-follows from the field's annotation (`base/settings.py`), so no key is described twice.
+Each layer overrides the one before: defaults (some depend on the kind of data), the method's
+preset, the file, flags, `--set key=value`. The keys of `Run` and of the method's Config share one
+flat namespace. A key of a group can be written with the group (`selection.draws`, or a table
+[selection]) or without it.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from corefed.base import settings as declared
 from corefed.base.errors import UserError, did_you_mean
 from corefed.base.settings import (
     NotNegativeInt,
@@ -26,13 +23,11 @@ from corefed.base.settings import (
     Positive,
     PositiveInt,
     Range,
-    Setting,
     Unit,
-    from_flat,
-    list_settings,
-    to_flat,
 )
 from corefed.methods import registry
+from corefed.settings import fields, toml
+from corefed.settings.fields import Setting, from_flat, list_settings, to_flat
 from corefed.settings.values import parse, to_toml_value
 
 if TYPE_CHECKING:
@@ -40,20 +35,19 @@ if TYPE_CHECKING:
 
 
 LOCAL = "local"
-"""What `data` is in an experiment of a federation: each client's own."""
+"""Value of `data` in a federation: each client has its own."""
 
 MEMORY = "memory"
-"""What `data` is where arrays were handed over in Python, and `model` where a network was that no
-module:factory names."""
+"""Value of `data` for arrays that were passed in Python, and of `model` for a network that was."""
 
 OWN = ("table:", "npz:", MEMORY)
-"""Beginnings of names of data whose regression targets are standardised."""
+"""Prefixes of names of data whose regression targets are standardised."""
 
 OWN_NOISE: dict[str, object] = {"noise": 0.5, "learn_noise": True}
-"""What takes the place of both keys' defaults for such data, where neither is given."""
+"""Defaults of both keys for such data, if neither is given."""
 
 CORESET = "coreset"
-"""A prefix that the method's own settings may have in place of their group: coreset.solver."""
+"""A prefix for the method's own settings, in place of their group: coreset.solver."""
 
 Scaling = Literal["auto", "unit", "standard", "features", "client"]
 Embedding = Literal["auto", "efficientnet-lite0", "resnet18", "none"]
@@ -175,12 +169,12 @@ def resolve(
 ) -> Experiment:
     """The experiment that defaults, preset, `file`, `flags` and `assignments` define, checked.
 
-    `where` is what messages call the place of `flags`, if they are none of a command line.
+    `where` is what messages call the source of `flags` that are not from a command line.
     """
     given = [*_from_file(file), *_from_flags(flags or {}, where), *_from_assignments(assignments)]
     method = str(next((g.value for g in reversed(given) if g.key == "method"), Run.method))
     own = registry.config_class(method)
-    known = _known(own)
+    known = _by_name(own)
     given = [each._replace(key=_name(each, own, known, method)) for each in given]
     values = {g.key: parse(g.key, g.value, known[g.key].kind, g.where) for g in given}
     if "preset" in known:
@@ -200,8 +194,8 @@ def resolve(
 def check(experiment: Experiment) -> None:
     """Refuse values out of range, once, before anything is loaded or written."""
     run = experiment.run
-    declared.check(run)
-    declared.check(experiment.settings)
+    fields.check(run)
+    fields.check(experiment.settings)
     if not run.client_column:  # otherwise their number is known once they are read
         check_cohort(run.cohort, run.clients)
     check_model(run.model)
@@ -256,8 +250,8 @@ def differences(there: Mapping[str, object], here: Mapping[str, object]) -> list
     ]
 
 
-def _known(own: type[Any]) -> dict[str, Setting]:
-    """Name -> setting, Run's and then the method's."""
+def _by_name(own: type[Any]) -> dict[str, Setting]:
+    """The settings of Run, then those of the method."""
     known = {each.name: each for each in list_settings(Run)}
     for each in list_settings(own):
         if each.name in known:
@@ -282,13 +276,7 @@ def _name(given: _Given, own: type[Any], known: Mapping[str, Setting], method: s
 def _from_file(file: Path | None) -> Iterator[_Given]:
     if file is None:
         return
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"Cannot read {file}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not valid TOML: {error}.") from error
-    for key, value in content.items():
+    for key, value in toml.read(file).items():
         table = isinstance(value, dict)  # [selection] is the keys selection.x
         for name, one in value.items() if table else [(key, value)]:
             written = f"{key}.{name}" if table else name
@@ -309,7 +297,7 @@ def _from_assignments(assignments: Sequence[str]) -> Iterator[_Given]:
 
 
 def _refuse_two_presets(given: Sequence[_Given]) -> None:
-    """A file with a preset has its values too, over which a second preset would have no effect."""
+    """A file with a preset also has its values, so a second preset would have no effect."""
     named = [g for g in given if g.key == "preset"]
     if len({g.value for g in named}) > 1:
         raise UserError(
@@ -333,7 +321,7 @@ def _unknown(key: str, where: str, method: str, known: Mapping[str, Setting]) ->
             f"{key!r} ({where}) is a group of settings; write {key}.NAME=VALUE, where NAME is "
             f"{', '.join(members)}."
         )
-    owners = [name for name in registry.METHODS if key in _known(registry.config_class(name))]
+    owners = [name for name in registry.METHODS if key in _by_name(registry.config_class(name))]
     if key == "fraction" and owners:
         return f"{method} trains on all data and takes no fraction; {_list(owners)} do."
     if owners:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corefed.base.errors import UserError, did_you_mean
-from corefed.base.settings import check, from_flat, list_settings, to_flat
+from corefed.settings.fields import check, from_flat, list_settings, to_flat
 from corefed.settings.values import parse, to_toml_value
 
 if TYPE_CHECKING:
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 
 
-def read(path: Path, missing: str) -> dict[str, Any]:
+def read(path: Path, missing: str = "") -> dict[str, Any]:
     """The content of a TOML file; `missing` completes the sentence for one that is not there."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"There is no {path}; {missing}.") from None
     except OSError as error:
+        if missing and isinstance(error, FileNotFoundError):
+            raise UserError(f"There is no {path}; {missing}.") from None
         raise UserError(f"Cannot read {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}.") from error
 
 
 def table(content: Mapping[str, Any], cls: type[T], where: str) -> T:
-    """A table's keys as the fields of `cls`, checked; a key of another name is a mistake."""
+    """The keys of a table as the fields of `cls`, checked; other keys are refused."""
     settings = list_settings(cls)
     kinds = {each.name: each.kind for each in settings}
     values: dict[str, Any] = {}
@@ -51,7 +51,7 @@ def table(content: Mapping[str, Any], cls: type[T], where: str) -> T:
 
 
 def groups(content: Mapping[str, Any], names: tuple[str, ...], where: str) -> dict[str, Any]:
-    """The tables of a file by name, empty where there is none; '' is what stands before them."""
+    """The tables of a file by name, empty if absent; '' has the keys before the first table."""
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     for key in tables.keys() - set(names):
         raise UserError(f"{where} has a table [{key}]; it may have {', '.join(names)}.")

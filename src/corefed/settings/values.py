@@ -1,4 +1,4 @@
-"""One value of a setting: from text, or as TOML has it, to its annotated type, and back to TOML."""
+"""A setting's value, from text or TOML to its annotated type, and back to TOML."""
 
 from __future__ import annotations
 

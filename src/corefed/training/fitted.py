@@ -117,7 +117,7 @@ def held_out_of(trees: Trees, models: Tree) -> Tree:
             model = _model(models, kind, one if kind == "personal" else g, x.device)
             if model and len(x):
                 each = x.unsqueeze(0)
-                found = uncertainty.predict(method, model, each, noise, data.classes).of(0)
+                found = uncertainty.predict(method, model, each, noise, data.classes).client(0)
                 if data.unit is not None:
                     found = found.in_unit(*(each[one] for each in data.unit))
                 for name in ("mean", "total", "aleatoric", "epistemic"):
@@ -189,7 +189,7 @@ class Fitted(NamedTuple):
         model = _model(self.models, kind, row, torch.device("cpu"))
         preparation = self.preparations[g]
         classes = len(preparation.labels)
-        found = uncertainty.predict(self.method, model, x.unsqueeze(0), noise, classes).of(0)
+        found = uncertainty.predict(self.method, model, x.unsqueeze(0), noise, classes).client(0)
         return found.in_unit(*preparation.unit) if preparation.target_mean else found
 
 

@@ -136,7 +136,7 @@ def settings_for(
         least = min(1.0, run.batch_size / points)
         changed["fraction"] = fraction if fraction is not None else max(own["fraction"], least)
     settings = dataclasses.replace(settings, **changed)
-    own_steps = registry.steps_of(run.method, settings, steps)
+    own_steps = registry.adaptation_steps(run.method, settings, steps)
     if own_steps is not None:  # the personal model is made by these steps alone
         settings, steps = own_steps
     found = Experiment(run, settings)
@@ -175,7 +175,7 @@ def join(
         if name.startswith(prefix)
     }
     plan = rounds_of(method, server, data.train, steps, experiment.run.local_steps)
-    if registry.steps_of(method.name, experiment.settings, None) is not None:
+    if registry.adaptation_steps(method.name, experiment.settings, None) is not None:
         plan = [1]  # the personal model is made by `models`
     method = with_personal(method)
     run = dataclasses.replace(

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from corefed.base.errors import UserError
-from corefed.base.settings import to_flat
 from corefed.base.tables import markdown_table
 from corefed.data.preparation import Preparation
 from corefed.settings.config import to_dict
+from corefed.settings.fields import to_flat
 from corefed.training import record
 from corefed.training.fitted import Fitted
 from corefed.use import predictions, selective

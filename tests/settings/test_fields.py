@@ -19,14 +19,10 @@ from corefed.base.settings import (
     PositiveInt,
     Probability,
     Range,
-    Setting,
     Unit,
     at_least,
-    check,
-    from_flat,
-    list_settings,
-    to_flat,
 )
+from corefed.settings.fields import Setting, check, from_flat, list_settings, to_flat
 
 
 @dataclass(frozen=True)
