@@ -62,7 +62,7 @@ def test_where_several_steps_a_round_settle(task: Quadratics, steps: int, rounds
     pooled = settled(shares * task.hessian, task.optimum)
     assert (expected - pooled).abs().max() > 0.01
 
-    # The localised model is what a client has after its steps, before it is averaged away.
+    # The localized model is what a client has after its steps, before it is averaged away.
     local = expected + times(way, task.optimum - expected)
     models = method.models(ended.server, ended.clients.private, task.data)
     torch.testing.assert_close(models["localized"]["theta"], local, **EXACT)

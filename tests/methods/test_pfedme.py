@@ -70,7 +70,7 @@ def test_a_local_step_is_gradient_descent_on_the_moreau_envelope(task: Quadratic
 
 
 def test_two_rounds_of_one_inner_step_by_hand(task: Quadratics) -> None:
-    """theta goes on from where it was, over steps and rounds; w_i starts anew at the broadcast."""
+    """theta goes on from where it was, over steps and rounds; w_i restarts at the broadcast."""
     config = replace(CONVERGED, inner_steps=1, beta=1.5)
     method = pfedme.build(config, task.model)
     start = run(method, task.data, 0).server["w"]

@@ -1,4 +1,4 @@
-"""When a coreset is chosen anew, what that costs, and what is kept of it between rounds."""
+"""When a coreset is reselected, what that costs, and what is kept of it between rounds."""
 
 from __future__ import annotations
 

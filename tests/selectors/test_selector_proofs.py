@@ -101,10 +101,10 @@ def test_craig_deals_large_classes_into_blocks(monkeypatch: pytest.MonkeyPatch) 
     found = craig.blocks(look)
     assert [len(part.at) for part in found] == [100] * 3 and [p.k for p in found] == [14, 13, 13]
     assert torch.cat([part.at for part in found]).sort().values.tolist() == list(range(300))
-    dealt = selectors.get("craig")(look).weight
-    assert float(dealt.sum()) == 300 and int((dealt > 0).sum()) == 40
+    split = selectors.get("craig")(look).weight
+    assert float(split.sum()) == 300 and int((split > 0).sum()) == 40
     g = gradients.last_layer(look).explicit()[0]
-    cost = [float(torch.cdist(g, g[w[0] > 0]).min(-1).values.sum()) for w in (exact, dealt)]
+    cost = [float(torch.cdist(g, g[w[0] > 0]).min(-1).values.sum()) for w in (exact, split)]
     shuffled = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:40]
     assert cost[0] < cost[1] < float(torch.cdist(g, g[shuffled]).min(-1).values.sum())
     monkeypatch.setattr(craig, "MEMORY", craig.PAIR * 50**2)  # 50 points a block: 6 blocks

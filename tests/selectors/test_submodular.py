@@ -1,4 +1,4 @@
-"""Greedy diverse subsets: against f worked out anew, LAPACK, hand-worked sets and submodlib."""
+"""Greedy diverse subsets: against f recomputed, LAPACK, hand-worked sets and submodlib."""
 
 from __future__ import annotations
 

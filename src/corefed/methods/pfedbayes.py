@@ -1,6 +1,6 @@
 """PFedBayes (Zhang et al., ICML 2022): personalised Bayesian federated learning on all data.
 
-Client i keeps a mean-field Gaussian q_i. In each round it starts a localised global model z_i at
+Client i keeps a mean-field Gaussian q_i. In each round it starts a localized global model z_i at
 the broadcast v and alternates R times a step of q_i on Eq. 9 with a step of z_i on KL(q_i || z_i);
 it uploads z_i. The server averages: v <- (1 - beta) v + (beta / S) sum_i z_i.
 
@@ -36,7 +36,7 @@ class Config:
     eta_1: Positive = 0.001
     """Learning rate of the personal posterior q."""
     eta_2: Positive = 0.001
-    """Learning rate of the localised global model z."""
+    """Learning rate of the localized global model z."""
     monte_carlo: PositiveInt = 1
     """Draws of theta per step (K)."""
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -51,7 +51,7 @@ class Config:
 
 def build(config: Config, model: Model) -> Method:
     personal = optim.OPTIMIZERS[config.optimizer](config.eta_1)
-    localised = optim.OPTIMIZERS[config.optimizer](config.eta_2)
+    localized = optim.OPTIMIZERS[config.optimizer](config.eta_2)
 
     def init_server(streams: Streams) -> Tree:
         mu = model.init(streams.generators("init")[0], config.initial_std)
@@ -68,7 +68,7 @@ def build(config: Config, model: Model) -> Method:
         sigma = gaussian.sigma(kept["q"][:, 1])
         prior = (config.zeta / n).unsqueeze(-1)
         return {
-            **kept, "z": z, "sigma": sigma, "prior": prior, **_prefixed("z.", localised.init(z))
+            **kept, "z": z, "sigma": sigma, "prior": prior, **_prefixed("z.", localized.init(z))
         }  # fmt: skip
 
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
@@ -89,7 +89,7 @@ def build(config: Config, model: Model) -> Method:
         kl_mu, kl_sigma = gaussian.kl_grads_reference(q, z, sigma_q, sigma_z)
         torch.mul(prior, kl_mu, out=gradient[:, 0])
         gaussian.to_rho(kl_sigma.mul_(prior), z[:, 1], out=gradient[:, 1])
-        localised.update(z, gradient, _under("z.", working))
+        localized.update(z, gradient, _under("z.", working))
         return working, {"loss": loss}
 
     def end(broadcast: Tree, working: Tree) -> tuple[Tree, Tree]:

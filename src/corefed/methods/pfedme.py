@@ -48,7 +48,7 @@ class Config:
     personal_rate: Positive = 0.02
     """Step size of the personal model; stable while penalty plus curvature is below 2 / it."""
     learning_rate: Positive = 0.01
-    """Step size of the localised model w_i on the Moreau envelope (eta)."""
+    """Step size of the localized model w_i on the Moreau envelope (eta)."""
     beta: Positive = 2.0
     """Server mixing (beta): w <- (1 - beta) w + beta mean of uploads; above 1 it goes beyond."""
     initial_std: Positive = 0.1
