@@ -71,15 +71,14 @@ def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[EvaluatedRound]
 
 def labels(results: Sequence[RunResult]) -> list[str]:
     """Method and fraction; with the folder where that does not tell two runs apart."""
-    plain = []
-    for _, summary, _ in results:
-        fraction = summary["coreset"]["fraction"]
-        plain.append(summary["method"] + (f", {100 * fraction:g} %" if fraction < 1 else ""))
+    plain = [(r.summary["method"], r.summary["coreset"]["fraction"]) for r in results]
     names = [result.path.name for result in results]
     found = []
-    for text, result in zip(plain, results, strict=True):
-        where = result.path.name if names.count(result.path.name) == 1 else str(result.path)
-        found.append(f"{text} ({where})" if plain.count(text) > 1 else text)
+    for (method, fraction), name, result in zip(plain, names, results, strict=True):
+        more = [f"{100 * fraction:g} %"] if fraction < 1 else []
+        if plain.count((method, fraction)) > 1:
+            more.append(name if names.count(name) == 1 else str(result.path))
+        found.append(f"{method} ({', '.join(more)})" if more else method)
     return found
 
 
@@ -178,6 +177,7 @@ def plot(results: Sequence[RunResult], file: Path) -> None:
     factor = 100 if metric == "accuracy" else 1
     figure, axes = panels(2)
     axes[1].sharey(axes[0])
+    axes[1].tick_params(labelleft=False)
     for result, label in zip(results, labels(results), strict=True):
         points = curve(result.lines, f"{main_model(result.summary['metrics'])}_{metric}")
         mean = [factor * point.mean for point in points]
