@@ -22,7 +22,7 @@ from corefed.bayes import gaussian
 from corefed.training import fitted
 from corefed.training.fitted import Fitted
 from corefed.training.setup import network
-from corefed.use.export import figures, package
+from corefed.use.export import measures, package
 
 SMALL = ("--rounds=1", "--local-steps=2", "--clients=2", "--device=cpu", "--set=evaluate_draws=2",
          "--quiet")  # fmt: skip
@@ -233,7 +233,7 @@ def test_the_card_has_the_figures_of_the_held_out_points(made: dict[str, Made]) 
     n, right = len(y), int((p.argmax(-1) == y).sum())
     text = (each.folder / "model_card.md").read_text()
     assert f"On {n} held-out points" in text
-    found = figures.measure(each.model, "personal", 1, "client 1")
+    found = measures.measure(each.model, "personal", 1, "client 1")
     z = 1.959963984540054
     middle = (right + z * z / 2) / (n + z * z)  # Wilson (1927)
     half = z / (n + z * z) * (right * (n - right) / n + z * z / 4) ** 0.5
@@ -268,7 +268,7 @@ def test_regression_figures_are_in_the_targets_own_unit(made: dict[str, Made]) -
     held_out = fitted.read_tensors(model.folder, fitted.HELD_OUT)
     mine = held_out["row"] == 0
     error = (held_out["personal.mean"][mine] - held_out["y"][mine]).double().square().mean().sqrt()
-    found = figures.measure(model, "personal", 0, "north")
+    found = measures.measure(model, "personal", 0, "north")
     assert found["rmse"]["value"] == pytest.approx(error.item(), rel=1e-6)
     assert error > 10  # prices around 1500, after two steps
 

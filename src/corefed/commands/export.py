@@ -32,7 +32,7 @@ def export(
 ) -> None:
     """Write a model for use without corefed: weights, a program of torch.export, a model card."""
     from corefed.training import fitted
-    from corefed.use.export import figures, package  # torch takes a second
+    from corefed.use.export import measures, package  # torch takes a second
 
     files.refuse_existing(out, "name a new folder for --out")
     run = fitted.load(folder, client=client or "")
@@ -40,7 +40,7 @@ def export(
     made = dict(package.contents(taken, whole=client is None, with_program=program))
     files.write_folder(out, made.items())
     if json:
-        numbers = figures.measure(run, taken.kind, taken.g, client)
+        numbers = measures.measure(run, taken.kind, taken.g, client)
         print(jsonlib.dumps({"folder": str(out), "files": list(made), **numbers}, indent=1))
     else:
         print("\n".join(f"{out / name}  {len(content):,} bytes" for name, content in made.items()))

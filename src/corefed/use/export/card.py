@@ -1,4 +1,4 @@
-"""The model card: every figure in it comes from the run's own files."""
+"""The model card; all its numbers come from the files of the run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from corefed.settings.fields import to_flat
 from corefed.training import record
 from corefed.training.fitted import Fitted
 from corefed.use import predictions, selective
-from corefed.use.export import figures
+from corefed.use.export import measures
 from corefed.use.export.network import ExportedNetwork
 from corefed.use.predictions import PredictionSettings
 
 MOST_FEATURES = 200
 """Listed in the card; all of them are in preparation.json."""
 LEVELS = (0.5, 0.8, 0.9, 0.95)
-"""Of intervals whose coverage is shown."""
+"""Levels of the intervals whose coverage is shown."""
 FEW = 100
-"""Held-out points below which the card says that they are few."""
+"""The card warns if there are fewer held-out points."""
 SHOWN = ("rounds", "local_steps", "batch_size", "clients", "partition", "hidden", "channels")
-"""Settings of a run that are shown beside the method's own."""
+"""Settings of a run that are shown, beside those of the method."""
 
 
 def write(
@@ -41,7 +41,7 @@ def write(
     *,
     with_program: bool,
 ) -> str:
-    """`client` None: the figures are those of all clients."""
+    """`client` None: the numbers are those of all clients."""
     whose = "all clients" if client is None else client
     sections = [
         (f"Model card: {'shared' if kind == 'global' else 'personal'} model of {whose}",
@@ -119,7 +119,7 @@ def _method(model: Fitted, kind: str, about: dict[str, Any]) -> list[str]:
 
 
 def _results(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
-    found = figures.measure(model, kind, g, client)
+    found = measures.measure(model, kind, g, client)
     if not found["points"]:
         return ["There were no held-out points, so that nothing is known of its accuracy."]
     rows = []
@@ -139,7 +139,7 @@ def _results(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
 
 
 def _calibration(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
-    y, mean, total = figures.held_out(model, kind, g, client)
+    y, mean, total = measures.held_out(model, kind, g, client)
     if not len(y):
         return ["Unknown: there were no held-out points."]
     if model.preparations[g].labels:
@@ -217,10 +217,10 @@ def _use(preparation: Preparation, whose: str) -> list[str]:
 
 
 def _limits(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
-    n = len(figures.held_out(model, kind, g, client)[0])
+    n = len(measures.held_out(model, kind, g, client)[0])
     few = f"; {n} are few, and the intervals above are wide for that reason" if n < FEW else ""
     items = [
-        f"All figures are from {n} held-out points of the same source as the training points{few}.",
+        f"All numbers are from {n} held-out points of the same source as the training points{few}.",
         "It was not tested on other sources, on other times, or on inputs made to mislead it.",
         "Where the data drift, accuracy, calibration and the review threshold are no longer those "
         "above; test it again on new points before use, and at intervals after.",
@@ -267,8 +267,8 @@ def _run(network: ExportedNetwork, with_program: bool) -> list[str]:
             "```python\nimport numpy as np\nimport torch\n\n"
             'program = torch.export.load("predictive.pt2").module()\n'
             'x = torch.from_numpy(np.load("example_input.npy"))\n'
-            "with torch.no_grad():\n    said = program(x)\n"
-            "print({name: value.tolist() for name, value in said.items()})\n```",
+            "with torch.no_grad():\n    found = program(x)\n"
+            "print({name: value.tolist() for name, value in found.items()})\n```",
             "For the example it prints what is in example_output.json, to rounding. Open programs "
             "only from those you trust: torch.export.load may run code of theirs.",
         ]

@@ -23,7 +23,7 @@ from corefed.settings.config import Run
 
 
 class ExportedLayer(NamedTuple):
-    """A layer of torch.nn, as it is written and as it is made."""
+    """A layer of torch.nn, as code and as a module."""
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -42,11 +42,11 @@ class ExportedLayer(NamedTuple):
 
 class ExportedNetwork(NamedTuple):
     module: nn.Module
-    code: str  # what makes it, in Python
+    code: str  # Python code that makes it
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """The parameters that the flat vector has, in its order."""
+        """The parameters in the order of the flat vector."""
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
 
     @property
@@ -54,7 +54,7 @@ class ExportedNetwork(NamedTuple):
         return sum(p.numel() for p in self.trained.values())
 
     def with_weights(self, theta: Tensor) -> nn.Module:
-        """A copy whose parameters are those of a flat vector; what follows them is left."""
+        """A copy with the parameters of a flat vector; the rest of the vector is ignored."""
         own = deepcopy(self.module)
         named = dict(own.named_parameters())
         for name, value in self.split(theta).items():
@@ -62,7 +62,7 @@ class ExportedNetwork(NamedTuple):
         return own.requires_grad_(False)
 
     def split(self, theta: Tensor) -> Tree:
-        """A flat vector by the names of the module's parameters."""
+        """A flat vector, split by the names of the module's parameters."""
         parts = theta[: self.size].split([p.numel() for p in self.trained.values()])
         named = zip(self.trained.items(), parts, strict=True)
         return {name: part.view(p.shape).contiguous() for (name, p), part in named}
@@ -81,7 +81,9 @@ def network(run: Run, shape: Sequence[int], outputs: int, growth: int = 1) -> Ex
         layers = convolutional(shape, run.channels, hidden, outputs)
     else:
         layers = [ExportedLayer("Flatten"), *dense((math.prod(shape), *hidden, outputs))]
-    with torch.random.fork_rng(devices=[]):  # weights that are replaced must not cost draws
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # these weights are replaced, so they must not use up random numbers
         module = nn.Sequential(*(layer.make() for layer in layers))
     lines = "".join(f"    {layer.code},\n" for layer in layers)
     return ExportedNetwork(

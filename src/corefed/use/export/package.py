@@ -1,4 +1,4 @@
-"""A client's model as files that others can use, and a card that says what it is.
+"""Write a client's model as files for use without corefed, and a model card.
 
 weights.safetensors   the posterior by layer: NAME.mean and NAME.std for every parameter NAME of
                       the network; a point estimate has NAME.mean alone
@@ -46,7 +46,7 @@ class Export(NamedTuple):
 
     model: Fitted
     kind: str  # personal or global
-    client: str  # whose draws and scale it has
+    client: str  # whose posterior samples and scale it has
     g: int
     network: ExportedNetwork
     likelihood: Likelihood
@@ -57,7 +57,7 @@ class Export(NamedTuple):
 
 
 def take(model: Fitted, client: str | None, *, shared: bool, seed: int | None) -> Export:
-    """A client's personal model, or the shared one (as the first client sees it, if not said)."""
+    """A client's personal model, or the global one (by default as the first client sees it)."""
     if client is None and not shared:
         some = ", ".join(model.names[:5]) + (", ..." if len(model.names) > 5 else "")
         raise UserError(f"Say whose model by --client ({some}), or --global for the shared one.")
@@ -102,7 +102,7 @@ def _likelihood(model: Fitted, preparation: Preparation) -> Likelihood:
 def _network(
     model: Fitted, preparation: Preparation, likelihood: Likelihood, size: int
 ) -> ExportedNetwork:
-    """Of the size of the weights: a global network of matched neurons is wider than a client's."""
+    """A network of the size of the weights: matched neurons make the global one wider."""
     run, settings = model.experiment.run, to_dict(model.experiment)
     made = network(run, preparation.shape, likelihood.outputs)
     if made.size + likelihood.extra != size and "growth" in settings:
@@ -119,7 +119,7 @@ def _network(
 
 
 def contents(taken: Export, *, whole: bool, with_program: bool) -> Iterator[tuple[str, bytes]]:
-    """Name and content of every file; `whole`: held-out figures are of all clients."""
+    """Name and content of every file; `whole`: held-out metrics are of all clients."""
     from safetensors.torch import save
 
     about = _about(taken)
@@ -135,11 +135,11 @@ def contents(taken: Export, *, whole: bool, with_program: bool) -> Iterator[tupl
         yield PROGRAM, program.compiled(made)
         x = example(taken.preparation, taken.client)
         with torch.no_grad():
-            said = {name: value.tolist() for name, value in made(x).items()}
+            answer = {name: value.tolist() for name, value in made(x).items()}
         content = io.BytesIO()
         np.save(content, x.numpy())
         yield EXAMPLE, content.getvalue()
-        yield ANSWER, (jsonlib.dumps(said, indent=1) + "\n").encode()
+        yield ANSWER, (jsonlib.dumps(answer, indent=1) + "\n").encode()
     text = card.write(
         taken.model,
         taken.kind,
@@ -154,7 +154,7 @@ def contents(taken: Export, *, whole: bool, with_program: bool) -> Iterator[tupl
 
 
 def posterior(taken: Export) -> Tree:
-    """By the network's names; what the likelihood learns comes as likelihood.log_noise."""
+    """Weights by name; learnt noise is likelihood.log_noise."""
 
     def named(theta: Tensor, end: str) -> Tree:
         parts = taken.network.split(theta)
@@ -167,7 +167,7 @@ def posterior(taken: Export) -> Tree:
 
 
 def example(preparation: Preparation, client: str) -> Tensor:
-    """Points drawn around the mean that features are centred by: nobody's, and in their unit."""
+    """Random points around the features' means, in their unit; no real data."""
     own = preparation.clients.get(client)
     mean, std = (own.mean, own.std) if own else (preparation.mean, preparation.std)
     z = torch.randn(EXAMPLES, *preparation.shape, generator=torch.Generator().manual_seed(0))

@@ -29,7 +29,7 @@ class Predictive(nn.Module):
     def __init__(
         self,
         draws: Sequence[nn.Module],
-        extra: Tensor,  # [K, e] what of theta belongs to the likelihood
+        extra: Tensor,  # [K, e] the likelihood's part of theta
         likelihood: Likelihood,
         preparation: Preparation,
         client: str,
@@ -47,14 +47,14 @@ class Predictive(nn.Module):
             for network, theta in zip(self.draws, own, strict=True)
         )
         classes = len(self.preparation.labels)
-        said = uncertainty.combine(each, len(self.draws), classes)
+        found = uncertainty.combine(each, len(self.draws), classes)
         if self.preparation.target_mean:
-            said = said.in_unit(*self.preparation.unit)
+            found = found.in_unit(*self.preparation.unit)
         return {
-            "probabilities" if classes else "mean": said.mean.float(),
-            "total": said.total.float(),
-            "aleatoric": said.aleatoric.float(),
-            "epistemic": said.epistemic.float(),
+            "probabilities" if classes else "mean": found.mean.float(),
+            "total": found.total.float(),
+            "aleatoric": found.aleatoric.float(),
+            "epistemic": found.epistemic.float(),
         }
 
 
@@ -65,14 +65,14 @@ def predictive(
     preparation: Preparation,
     client: str,
 ) -> Predictive:
-    """Of draws theta [K, P]; a point estimate is one of them."""
+    """Of K posterior samples theta [K, P]; a point estimate is one sample."""
     draws = [network.with_weights(one) for one in theta]
     extra = theta[:, network.size :].clone()
     return Predictive(draws, extra, likelihood, preparation, client).eval()
 
 
 def dtype_of(preparation: Preparation) -> torch.dtype:
-    """Of the program's input: numbers of tables are read in float64, others in float32."""
+    """Of the input: float64 for tables, else float32."""
     return torch.float64 if preparation.kind == "table" else torch.float32
 
 
@@ -84,7 +84,7 @@ def compiled(program: Predictive) -> bytes:
     try:
         with plain_attention(), torch.no_grad():
             made = torch.export.export(program, (x,), dynamic_shapes={"x": {0: points}})
-    except Exception as error:  # of many kinds, and a network of one's own may do anything
+    except Exception as error:  # of many kinds; a user's network may raise anything
         words = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise UserError(
             f"torch.export cannot make a program of this network: {words[0]} The weights can be "

@@ -1,4 +1,4 @@
-"""What a run's held-out points say of one of its models."""
+"""Metrics of a model on the held-out points of its run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def held_out(model: Fitted, kind: str, g: int, client: str | None) -> tuple[Tens
 
 
 def measure(model: Fitted, kind: str, g: int, client: str | None) -> dict[str, Any]:
-    """Metrics on held-out points, each with a 95 % interval where one is easily had."""
+    """Metrics on held-out points, with a 95 % interval where there is a simple one."""
     y, mean, total = held_out(model, kind, g, client)
     n = len(y)
     found: dict[str, Any] = {"points": n}
@@ -61,7 +61,7 @@ def _wilson(right: int, n: int) -> list[float]:
 
 
 def _mean(values: Tensor) -> dict[str, Any]:
-    """With the interval of the normal distribution, which many points make right."""
+    """With the interval of a normal distribution, which is right for many points."""
     value = float(values.mean())
     error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.inf
     return {"value": value, "interval": [value - 1.96 * error, value + 1.96 * error]}
