@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from corefed import selectors
 from corefed.base.errors import UserError
 from corefed.base.settings import (
     ABLATION,
@@ -22,6 +23,7 @@ from corefed.base.settings import (
     Unit,
     at_least,
 )
+from corefed.methods import coreset_pfedbayes
 from corefed.settings.fields import Setting, check, from_flat, list_settings, to_flat
 
 
@@ -167,3 +169,11 @@ def test_a_group_is_flat_and_has_a_default() -> None:
     for cls in (Bare, Deep):
         with pytest.raises(TypeError, match="a group has a default and no group in it"):
             list_settings(cls)
+
+
+def test_names_of_what_can_be_registered_are_choices() -> None:
+    """Asked for when they are shown, so a selector that was registered later is among them."""
+    known = {each.name: each for each in list_settings(coreset_pfedbayes.Config)}
+    selector = known["selector"]
+    assert selector.choices == tuple(selectors.SELECTORS)
+    assert selector.to_json()["type"] == "choice"

@@ -19,7 +19,7 @@ without.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, NamedTuple
 
 
@@ -34,6 +34,12 @@ class Unit(NamedTuple):
     """What a number counts."""
 
     name: str
+
+
+class OneOf(NamedTuple):
+    """Names that a text may be, asked for when they are shown: more can be registered."""
+
+    names: Callable[[], Iterable[str]]
 
 
 class Ablation:

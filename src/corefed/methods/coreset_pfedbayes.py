@@ -31,7 +31,7 @@ from torch import Tensor
 from corefed import selectors
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
-from corefed.base.settings import ABLATION, NotNegative, Part, PositiveInt
+from corefed.base.settings import ABLATION, NotNegative, OneOf, Part, PositiveInt
 from corefed.base.types import ClientData, Method, Subset, Tree, Work
 from corefed.bayes import gaussian
 from corefed.bayes.batches import batches, noises
@@ -45,6 +45,8 @@ from corefed.selectors.quality import Quality
 from corefed.selectors.settings import Renewal, Selection, refuse_unused
 from corefed.selectors.subset import subset_size, uniform
 
+SELECTOR_NAMES = OneOf(lambda: selectors.SELECTORS)
+
 
 @dataclass(frozen=True)
 class Config(pfedbayes.Config):
@@ -55,7 +57,7 @@ class Config(pfedbayes.Config):
     paper's selector. `paper`: Algorithm 1 to the letter."""
     fraction: Part = 0.1
     """Size of a client's coreset: k = ceil(fraction n)."""
-    selector: str = "calibrated"
+    selector: Annotated[str, SELECTOR_NAMES] = "calibrated"
     """How the coreset is chosen (not by preset paper); `docs/selectors.md` compares selectors."""
     selection: Selection = field(default_factory=Selection)
     renewal: Renewal = field(default_factory=Renewal)

@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from corefed.base.errors import UserError
-from corefed.base.settings import Ablation, Range, Unit
+from corefed.base.settings import Ablation, OneOf, Range, Unit
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -33,6 +33,7 @@ class Setting:
     unit: str
     ablation: bool
     owner: type  # the dataclass that has the field
+    names: OneOf | None = None  # of a text that names something
 
     @property
     def help(self) -> str:
@@ -41,6 +42,8 @@ class Setting:
 
     @property
     def choices(self) -> tuple[Any, ...]:
+        if self.names is not None:
+            return tuple(self.names.names())
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
@@ -120,6 +123,7 @@ def _declared(cls: type[Any], group: str = "", given: object = MISSING) -> Itera
             units[-1] if units else "",
             any(isinstance(each, Ablation) for each in beside),
             cls,
+            next((each for each in beside if isinstance(each, OneOf)), None),
         )
 
 

@@ -18,7 +18,7 @@ from corefed.base.errors import UserError
 from corefed.base.types import Tree
 from corefed.settings.config import differences, fingerprint
 
-SCHEMA = 1
+SCHEMA = 2
 """Increase it when names or meanings of tensors change."""
 
 
