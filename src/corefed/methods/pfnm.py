@@ -45,7 +45,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from corefed.methods.layers import Array, Index, Network
 
@@ -144,6 +143,8 @@ def scores(sums: Sums, local: Local, clients: int, prior: Prior) -> Array:
 
 def _assign(table: Array) -> Index:
     """A column for each row, all different, with the largest sum."""
+    from scipy.optimize import linear_sum_assignment  # settings are read without scipy
+
     column: Index = linear_sum_assignment(table, maximize=True)[1]
     return column
 

@@ -213,7 +213,8 @@ def settings() -> dict[str, int]:
 def contract() -> dict[str, int]:
     types = _first("corefed.base.types", "corefed.types")
     fields = types.Method.__annotations__
-    groups = [getattr(types, str(kind).removesuffix(" | None"), None) for kind in fields.values()]
+    names = [str(getattr(kind, "__forward_arg__", kind)) for kind in fields.values()]
+    groups = [getattr(types, name.removesuffix(" | None"), None) for name in names]
     inside = sum(len(getattr(group, "_fields", ())) for group in groups)
     return {"method_fields": len(fields), "method_fields_with_groups": len(fields) + inside}
 
