@@ -537,3 +537,12 @@ os._exit(0)
             return
         time.sleep(0.05)
     raise AssertionError("it goes on without its parent")
+
+
+def test_programs_and_commands_start_without_torch() -> None:
+    """It takes seconds, and a federation starts a dozen processes."""
+    names = ["engine.fence", "engine.node", "engine.warm", "operate.control", "operate.following",
+             "operate.registering", "operate.serving", "operate.status"]  # fmt: skip
+    imports = ", ".join(f"corefed.federation.{name}" for name in names)
+    code = f"import sys, {imports}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from corefed.base.errors import UserError
-from corefed.data.columns import Column, from_dicts
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # programs of Flower start without torch, which takes a second
     from corefed.base.types import Tree
+    from corefed.data.columns import Column
 
 VERSION = 2
 """A client and a server with different versions of the protocol refuse each other."""
@@ -53,6 +53,8 @@ class Agreement:
                 "The agreement about the data is that of another version of corefed; start a new "
                 "run."
             )
+        from corefed.data.columns import from_dicts  # torch takes a second
+
         values["columns"] = from_dicts(values["columns"])
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**values)
