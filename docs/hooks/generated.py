@@ -23,8 +23,8 @@ from corefed.base.tables import markdown_table
 from corefed.commands import cli
 from corefed.federation.rules import Rules
 from corefed.methods.registry import METHODS, config_class
-from corefed.settings.config import Run
 from corefed.settings.fields import Setting, list_settings
+from corefed.settings.run import Run
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,9 +9,9 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "Experiment": "corefed.settings.config",
+    "Experiment": "corefed.settings.run",
     "Federation": "corefed.use.estimator",
-    "Run": "corefed.settings.config",
+    "Run": "corefed.settings.run",
     "UserError": "corefed.base.errors",
     "prepare": "corefed.training.setup",
     "resolve": "corefed.settings.config",

@@ -16,8 +16,9 @@ from commands import SMALL, corefed
 from corefed import __version__
 from corefed.methods import registry
 from corefed.methods.registry import METHODS
-from corefed.settings.config import Run, resolve
+from corefed.settings.config import resolve
 from corefed.settings.fields import list_settings
+from corefed.settings.run import Run
 from corefed.training import record, rounds
 
 SUMMARY_KEYS = {

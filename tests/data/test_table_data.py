@@ -31,7 +31,8 @@ from corefed.data.dataset import Dataset
 from corefed.data.datasets import load
 from corefed.data.preparation import Preparation, Scale
 from corefed.data.table import Settings
-from corefed.settings.config import Run, resolve
+from corefed.settings.config import resolve
+from corefed.settings.run import Run
 from corefed.training import setup
 
 HEADER = ("sex", "age", "site", "outcome", "code")

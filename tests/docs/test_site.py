@@ -18,8 +18,8 @@ from browser import PROGRAM, chromium
 
 from corefed.commands import cli
 from corefed.methods.registry import METHODS, config_class
-from corefed.settings.config import Run
 from corefed.settings.fields import list_settings
+from corefed.settings.run import Run
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,8 +22,7 @@ from corefed.base.errors import UserError
 from corefed.data import class_names, datasets, held_out
 from corefed.data.dataset import Dataset
 from corefed.federation.protocol import Agreement
-from corefed.federation.reading import agreement as agreements
-from corefed.federation.reading import local_data
+from corefed.federation.reading import description, local_data
 from corefed.federation.reading.agreement import agree
 from corefed.federation.reading.local_data import LocalData, describe, fingerprint, fit
 
@@ -490,9 +489,9 @@ def test_the_scale_is_in_the_precision_of_the_features() -> None:
 
 def test_moments_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(1000, 7, generator=torch.Generator().manual_seed(0)) + 100
-    whole = agreements.moments(x)
-    monkeypatch.setattr(agreements, "BLOCK", 64)
-    parts = agreements.moments(x)
+    whole = description.moments(x)
+    monkeypatch.setattr(description, "BLOCK", 64)
+    parts = description.moments(x)
     assert parts.n == whole.n == 7000
     assert parts.mean == pytest.approx(x.double().mean().item(), rel=1e-14)
     assert parts.m2 == pytest.approx(7000 * x.double().var(correction=0).item(), rel=1e-12)

@@ -20,8 +20,9 @@ from corefed.methods import registry
 from corefed.selectors import SELECTORS
 from corefed.selectors.settings import Selection
 from corefed.settings import config
-from corefed.settings.config import Run, differences, fingerprint, resolve, to_dict, to_toml
+from corefed.settings.config import differences, fingerprint, resolve, to_dict, to_toml
 from corefed.settings.fields import list_settings
+from corefed.settings.run import Run
 from corefed.settings.values import parse
 
 

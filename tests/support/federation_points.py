@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from corefed.data import datasets, export, partition
-from corefed.settings.config import Run
+from corefed.settings.run import Run
 
 
 def deal(run: Run, folder: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from corefed.base.errors import UserError
-from corefed.settings.config import Experiment, resolve, to_dict
+from corefed.settings.config import resolve, to_dict
+from corefed.settings.run import Experiment
 from corefed.training import checkpoint, record
 from corefed.training.record import Folder
 

@@ -41,7 +41,8 @@ def datasets(
     from corefed.data import export, validation
     from corefed.data.datasets import load  # torch takes a second
     from corefed.data.partition import default_for, notes
-    from corefed.settings.config import OWN, resolve
+    from corefed.settings.config import resolve
+    from corefed.settings.run import OWN
     from corefed.training import setup
 
     if show is None:

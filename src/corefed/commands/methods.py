@@ -42,8 +42,8 @@ def methods(
         return
     module(name)  # an unknown name is refused before anything else
 
-    from corefed.settings.config import Run  # takes a second: torch
     from corefed.settings.fields import list_settings
+    from corefed.settings.run import Run  # takes a second: torch
     from corefed.show import report
 
     own, shared = list_settings(config_class(name)), list_settings(Run)

@@ -15,7 +15,7 @@ from corefed.commands.options import ClientColumn, DataDir, Json, Quiet, Setting
 from corefed.methods.registry import METHODS
 
 if TYPE_CHECKING:
-    from corefed.settings.config import Experiment
+    from corefed.settings.run import Experiment
     from corefed.training.rounds import Result
 
 EXAMPLES = """Examples:

@@ -29,10 +29,10 @@ from corefed.data import (
 from corefed.data.dataset import Dataset, check, select, without_small
 from corefed.data.pictures import ImageSet
 from corefed.data.table import Settings
-from corefed.settings.config import LOCAL
+from corefed.settings.run import LOCAL
 
 if TYPE_CHECKING:
-    from corefed.settings.config import Embedding
+    from corefed.settings.run import Embedding
 
 
 _DESCRIPTIONS = {

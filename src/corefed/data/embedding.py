@@ -29,7 +29,7 @@ from corefed.data.networks import EMBEDDERS, Embedder
 from corefed.data.pictures import ImageSet, Pictures, UnreadableError, square, workers
 
 if TYPE_CHECKING:
-    from corefed.settings.config import Embedding
+    from corefed.settings.run import Embedding
 
 PREPARATION = 1
 """Increase it when the preparation of pixels changes, so that older features are not used."""

@@ -22,7 +22,7 @@ from corefed.data import class_names, clients, held_out
 from corefed.data.clients import FederatedData
 from corefed.data.dataset import Dataset
 from corefed.data.partition import Split
-from corefed.settings.config import MEMORY, Run
+from corefed.settings.run import MEMORY, Run
 
 Array = npt.NDArray[Any]
 Clients = Mapping[Any, Sequence[Any]]

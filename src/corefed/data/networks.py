@@ -19,7 +19,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from corefed.base.errors import UserError
 
 if TYPE_CHECKING:
-    from corefed.settings.config import Embedding
+    from corefed.settings.run import Embedding
 
 Apply = Callable[[Tensor], Tensor]  # uint8 [B, 3, size, size] -> [B, *shape]
 

@@ -36,7 +36,7 @@ from corefed.federation.trust import privacy
 from corefed.methods import registry
 from corefed.models import own
 from corefed.settings import config
-from corefed.settings.config import Experiment
+from corefed.settings.run import Experiment
 from corefed.training import client_side, setup
 from corefed.training.evaluate import evaluate_clients
 

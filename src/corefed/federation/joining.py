@@ -14,10 +14,11 @@ from corefed.base.errors import UserError
 from corefed.federation.events import Log
 from corefed.federation.link import Link, mismatch, wait_for
 from corefed.federation.protocol import Agreement, Task
-from corefed.federation.reading.agreement import agree, check_description
+from corefed.federation.reading.agreement import agree
+from corefed.federation.reading.description import check_description
 from corefed.federation.rules import Rules
 from corefed.settings import config
-from corefed.settings.config import OWN_NOISE, Experiment, Run, Scaling
+from corefed.settings.run import OWN_NOISE, Experiment, Noise, Run, Scaling
 
 AGREEMENT = "agreement.json"
 
@@ -102,10 +103,11 @@ def complete_experiment(wanted: Experiment, agreement: Agreement) -> Experiment:
     run = dataclasses.replace(
         wanted.run, partition="natural", device="cpu", model=model, scale=scale
     )
-    asked = {key: getattr(run, key) for key in OWN_NOISE}
-    if agreement.target_mean and asked == {key: getattr(Run, key) for key in OWN_NOISE}:
-        # As in a simulation of a table with standardised targets: learnt from a low start.
-        run = dataclasses.replace(run, **OWN_NOISE)  # type: ignore[arg-type]
+    asked = Noise(run.noise, run.learn_noise)
+    if agreement.target_mean and asked == Noise(Run.noise, Run.learn_noise):
+        # As in a simulation of a table with standardised targets.
+        learnt = OWN_NOISE.learn_noise
+        run = dataclasses.replace(run, noise=OWN_NOISE.noise, learn_noise=learnt)
     return dataclasses.replace(wanted, run=run)
 
 

@@ -16,7 +16,8 @@ import torch
 from corefed.base.types import ClientData, Method, Tree
 from corefed.data.clients import FederatedData
 from corefed.data.preparation import Preparation
-from corefed.settings.config import Experiment, to_dict
+from corefed.settings.config import to_dict
+from corefed.settings.run import Experiment
 from corefed.training import evaluate, fitted, record
 from corefed.training.setup import Trees
 

@@ -34,7 +34,7 @@ from corefed.federation.trust import checks, privacy, robust
 from corefed.federation.trust.spent import privacy_spent
 from corefed.methods import registry
 from corefed.settings import config
-from corefed.settings.config import Experiment
+from corefed.settings.run import Experiment
 from corefed.training import checkpoint, client_side, record
 from corefed.training.loop import Answer, Line, run_rounds
 from corefed.training.setup import network

@@ -127,7 +127,7 @@ def build(config: Config, model: Model) -> Method:
         old = (age < 0) | (age >= renewal.interval(when, cost, n, work, config.monte_carlo))
         due = (old | renewal.has_moved(when, state, q)) & ~whole
         check = (age < 0) | (state["checked"] >= when.check_every)
-        owed = state["owed"].clone()
+        owed = state["owed"].clone() if when.stale > 0 else state["owed"]
         if when.stale > 0:
             found = measure(state, q, data, k, streams, check & ~due & ~whole)
             due |= found.over_uniform > when.stale

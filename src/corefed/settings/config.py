@@ -12,143 +12,18 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from corefed.base.errors import UserError, did_you_mean
-from corefed.base.settings import (
-    NotNegativeInt,
-    Part,
-    Positive,
-    PositiveInt,
-    Range,
-    Unit,
-)
 from corefed.methods import registry
 from corefed.settings import fields, toml
 from corefed.settings.fields import Setting, from_flat, list_settings, to_flat
+from corefed.settings.run import MEMORY, OWN, OWN_NOISE, Experiment, Noise, Run
 from corefed.settings.values import parse, to_toml_value
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-
-LOCAL = "local"
-"""Value of `data` in a federation: each client has its own."""
-
-MEMORY = "memory"
-"""Value of `data` for arrays that were passed in Python, and of `model` for a network that was."""
-
-OWN = ("table:", "npz:", MEMORY)
-"""Prefixes of names of data whose regression targets are standardised."""
-
-OWN_NOISE: dict[str, object] = {"noise": 0.5, "learn_noise": True}
-"""Defaults of both keys for such data, if neither is given."""
 
 CORESET = "coreset"
 """A prefix for the method's own settings, in place of their group: coreset.solver."""
-
-Scaling = Literal["auto", "unit", "standard", "features", "client"]
-Embedding = Literal["auto", "efficientnet-lite0", "resnet18", "none"]
-
-CHANNELS = Range(lambda v: len(v) > 0 and min(v) >= 1, "one or more widths of at least 1")
-WIDTHS = Range(lambda v: all(w >= 1 for w in v), "widths of at least 1")
-SEEDS = Range(
-    lambda v: len(v) > 0 and len(set(v)) == len(v) and min(v) >= 0,
-    "one or more different whole numbers from 0 up",
-)
-
-
-@dataclass(frozen=True)
-class Run:
-    """What every run has, whatever its method."""
-
-    method: str = "coreset-pfedbayes"
-    """The method to train; `corefed methods` lists them."""
-    data: str = "digits"
-    """The data set; `corefed datasets` lists them."""
-    classes: tuple[str, ...] = ()
-    """Classes of the data to use, by name or number, in this order; empty takes all."""
-    embedding: Embedding = "auto"
-    """Image folders and MedMNIST: the frozen network whose features are learnt from; none takes
-    raw pixels of 32 x 32, auto the first network that is installed."""
-    bad_images: Literal["refuse", "skip"] = "refuse"
-    """Image folders: stop at images that cannot be read, or leave them out and say so."""
-    target: str = ""
-    """Tables: the column to predict."""
-    client_column: str = ""
-    """Tables and .npz: the column or array whose values are the clients; empty: a partition splits
-    the rows."""
-    categorical: tuple[str, ...] = ()
-    """Tables: columns of numbers that are categories (codes); text always is."""
-    ignore: tuple[str, ...] = ()
-    """Tables: columns to leave out, such as patients' numbers."""
-    missing: Literal["impute", "refuse"] = "impute"
-    """Tables: fill in missing values and say so, or stop at them."""
-    task: Literal["auto", "classification", "regression"] = "auto"
-    """Tables and .npz: what is learnt; auto takes text and a few whole numbers for classes."""
-    smallest_client: PositiveInt = 10
-    """Clients of a column with fewer rows are left out: below ten, one test point or two say
-    nothing about a model."""
-    partition: str = ""
-    """How data are split between clients; empty takes the usual partition for the data."""
-    clients: PositiveInt = 10
-    """Number of clients (N); a column of clients brings its own."""
-    keep: Part = 1.0
-    """Part of each client's training points that it has at all; the others are left out, drawn
-    at random."""
-    rounds: PositiveInt = 30
-    """Communication rounds (T)."""
-    local_steps: PositiveInt = 20
-    """Gradient steps per client and round (R)."""
-    batch_size: PositiveInt = 100
-    """Points in a minibatch (b); a client with fewer uses all it has."""
-    seeds: Annotated[tuple[int, ...], SEEDS] = (0,)
-    """One repetition per seed, each with its own split and initial weights, trained together."""
-    cohort: NotNegativeInt = 0
-    """Clients drawn for each round (S); 0 takes all."""
-    model: str = "auto"
-    """The network: mlp (fully connected), cnn (convolutional), or one of your own by
-    package.module:factory; auto is cnn for CIFAR-10 and for folders of images that are not
-    embedded."""
-    channels: Annotated[tuple[int, ...], CHANNELS] = (32, 64, 64)
-    """Channels of a cnn's convolutions, each followed by pooling."""
-    hidden: Annotated[tuple[int, ...], WIDTHS] = (100,)
-    """Widths of the hidden layers, in a cnn those after the convolutions; empty: none."""
-    noise: Positive = 1.0
-    """Regression: standard deviation of the targets' noise, or where learning starts from; of
-    tables and .npz, whose targets are standardised, in standard deviations of the target."""
-    learn_noise: bool = False
-    """Regression: learn the noise with the weights."""
-    scale: Scaling = "auto"
-    """Features as they are (unit), or centred and divided by the standard deviation of training
-    points: one for all (standard), each feature's own (features), or each client's own (client).
-    auto is features for tables and rows of numbers in .npz, standard for a cnn, unit otherwise."""
-    device: str = "auto"
-    """Where to compute: auto, cpu, cuda or cuda:INDEX."""
-    runtime: Literal["vmap", "loop"] = "vmap"
-    """All clients stacked, as far as memory allows, or one after the other."""
-    memory_mb: Annotated[PositiveInt, Unit("MB")] = 4096
-    """Bound on the memory that stacking clients may take."""
-    evaluate_every: Annotated[NotNegativeInt, Unit("rounds")] = 0
-    """Rounds between evaluations; 0 makes about ten. The last round is always evaluated."""
-    evaluate_draws: PositiveInt = 10
-    """Draws of the weights that a prediction averages over."""
-    checkpoint_every: Annotated[NotNegativeInt, Unit("rounds")] = 1
-    """Rounds between checkpoints; 0 writes none, and the run cannot be resumed."""
-    data_dir: str = ""
-    """Folder to look for data in, before $COREFED_DATA and the user's cache."""
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Everything that defines a run."""
-
-    run: Run
-    settings: DataclassInstance
-    """The method's own Config."""
-
 
 RESULTS_UNCHANGED_BY = frozenset({"rounds", "evaluate_every", "checkpoint_every", "data_dir"})
 """Keys a resumed run may change: training to any given round does not depend on them."""
@@ -180,8 +55,8 @@ def resolve(
     if "preset" in known:
         _refuse_two_presets(given)
         values = {**_preset(method, str(values.get("preset", own.preset)), known), **values}
-    if str(values.get("data", Run.data)).startswith(OWN) and not values.keys() & OWN_NOISE.keys():
-        values |= OWN_NOISE
+    if str(values.get("data", Run.data)).startswith(OWN) and not values.keys() & set(Noise._fields):
+        values |= OWN_NOISE._asdict()
     shared = {each.name for each in list_settings(Run)}
     experiment = Experiment(
         from_flat(Run, {k: v for k, v in values.items() if k in shared}),

@@ -29,7 +29,8 @@ from corefed.data.clients import FederatedData
 from corefed.data.preparation import Preparation
 from corefed.methods import registry
 from corefed.models.own import Factory, is_own
-from corefed.settings.config import Experiment, resolve
+from corefed.settings.config import resolve
+from corefed.settings.run import Experiment
 from corefed.training import client_side, record
 from corefed.training.setup import Trees, network
 

@@ -21,7 +21,7 @@ import torch
 
 from corefed.base import rng
 from corefed.base.types import Method, Tree, Update
-from corefed.settings.config import Run
+from corefed.settings.run import Run
 
 Line = dict[str, Any]
 """One round as `rounds.jsonl` has it."""

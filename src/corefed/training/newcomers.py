@@ -27,7 +27,8 @@ from corefed.base.types import ClientData, Method, Tree, Update, Work
 from corefed.data.clients import FederatedData
 from corefed.methods import registry
 from corefed.models.network import Model
-from corefed.settings.config import LOCAL, Experiment, check, to_dict
+from corefed.settings.config import check, to_dict
+from corefed.settings.run import LOCAL, Experiment
 from corefed.training import client_side, local, record
 from corefed.training.evaluate import Evaluation, evaluate, means_of
 from corefed.training.fitted import Fitted

@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any
 from corefed import __version__
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.settings.config import Experiment, to_dict, to_toml
+from corefed.settings.config import to_dict, to_toml
+from corefed.settings.run import Experiment
 
 if TYPE_CHECKING:  # a record is read without torch
     from corefed.base.types import Tree

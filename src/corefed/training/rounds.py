@@ -13,7 +13,8 @@ from corefed.base.errors import UserError
 from corefed.base.types import Tree
 from corefed.data.clients import FederatedData
 from corefed.models.own import Factory
-from corefed.settings.config import Experiment, Run, to_dict
+from corefed.settings.config import to_dict
+from corefed.settings.run import Experiment, Run
 from corefed.training import checkpoint, client_side, fitted, record
 from corefed.training.evaluate import evaluate, means_of
 from corefed.training.loop import Answer, Line, run_rounds, size_of

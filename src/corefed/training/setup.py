@@ -24,7 +24,8 @@ from corefed.models import cnn, own
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.models.network import Model, mlp
 from corefed.models.own import Factory
-from corefed.settings.config import MEMORY, OWN, Experiment, Run, check_cohort
+from corefed.settings.config import check_cohort
+from corefed.settings.run import MEMORY, OWN, Experiment, Run
 from corefed.training import local
 
 

@@ -23,7 +23,8 @@ from corefed.data import memory
 from corefed.data.class_names import are_numbers
 from corefed.data.memory import Array, Clients, GivenPoints
 from corefed.models.own import Factory, name_of
-from corefed.settings.config import MEMORY, Experiment, resolve, to_dict
+from corefed.settings.config import resolve, to_dict
+from corefed.settings.run import MEMORY, Experiment
 from corefed.training import checkpoint, fitted, record, rounds
 from corefed.training.fitted import Fitted
 from corefed.training.progress import progress

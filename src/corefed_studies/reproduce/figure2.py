@@ -37,6 +37,7 @@ from corefed_studies.data import positions
 from corefed_studies.data.positions import Positions
 from corefed_studies.reproduce import curves
 from corefed_studies.reproduce.curves import LONG, Contender, Measurement
+from corefed_studies.reproduce.figure2_map import Panel, draw
 
 SCALES = (0.2, 0.4, 0.8, 1.2, 1.6, 2.0)
 CONSTANT = 100.0
@@ -264,60 +265,14 @@ def _target(lines: list[Measurement], k: int) -> list[str]:
     return [*text, ""]
 
 
-GRID = 160
-"""Cells along each side of the map."""
-
-NEAR = 1 / 25
-"""Of the map's height: a cell further from every point is left white, nothing is known there."""
-
-
 def _map(this: Trial, setting: SpatialSetting, path: Path) -> None:
     """Coresets of growing size over their posterior mean, and all data over theirs."""
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    low, high = this.where.amin(0), this.where.amax(0)
-    margin = (high - low) * 0.04
-    side = torch.linspace(0, 1, GRID, dtype=torch.float64).unsqueeze(-1)
-    longitude, latitude = ((low - margin) + side * (high - low + 2 * margin)).T
-    cells = torch.cartesian_prod(latitude, longitude).flip(-1)
-    surface = bases(cells, this.centres, this.scales)
-    far = torch.cdist(cells, this.where).amin(-1) > NEAR * (high - low)[1]
-
-    def height(posterior: Normal) -> Tensor:
-        return (surface @ posterior.mean).masked_fill(far, torch.nan).reshape(GRID, GRID)
-
     panels = []
     contender = Contender(solvers.DEFAULT, solvers.DEFAULT)
     for k in setting.shown:
         w, line = measure(this, setting, EXACT, contender, k)
         title = f"k = {k}\nKL {line['reverse_kl']:.2g} reverse, {line['forward_kl']:.2g} forward"
-        panels.append((title, this.posterior(w), w))
-    panels.append(
-        (f"true posterior\nall {len(this.y)} points", this.truth, torch.ones_like(this.y))
-    )
-
-    heights = [height(posterior) for _, posterior, _ in panels]
-    known = heights[-1][~heights[-1].isnan()]
-    bounds = known.quantile(torch.tensor([0.01, 0.99], dtype=torch.float64))
-    light = ListedColormap(colormaps["YlGnBu_r"](torch.linspace(0.4, 1, 64).tolist()))
-    levels = MaxNLocator(14).tick_values(float(bounds[0]), float(bounds[1]))
-    aspect = 1 / float(torch.deg2rad(latitude.mean()).cos())  # a degree of latitude is longer
-    shape = float((high - low)[0] / (high - low)[1]) / aspect
-    width = min(6.0, max(2.0, 4.2 * shape)) + 0.2
-    figure = Figure(figsize=(width * len(panels) + 1.4, 5.2), layout="constrained")
-    axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-    for axis, (title, _, w), z in zip(axes, panels, heights, strict=True):
-        filled = axis.contourf(longitude, latitude, z, levels=levels, cmap=light, extend="both")
-        axis.contour(longitude, latitude, z, levels=levels, colors="white", linewidths=0.4)
-        here = w > 0
-        # The area is the weight: a point that stands for four is twice as wide.
-        area = 3.5 * w[here]
-        axis.scatter(*this.where[here].T, s=area, color="black", alpha=0.7, linewidths=0, zorder=3)
-        axis.set(title=title, xlabel="longitude")
-        axis.set_aspect(aspect)
-    axes[0].set_ylabel("latitude")
-    figure.colorbar(filled, ax=axes, label="posterior mean of log10 price", shrink=0.85)
-    figure.savefig(path, dpi=130)
+        panels.append(Panel(title, this.posterior(w).mean, w))
+    everything = f"true posterior\nall {len(this.y)} points"
+    panels.append(Panel(everything, this.truth.mean, torch.ones_like(this.y)))
+    draw(this.where, panels, lambda cells: bases(cells, this.centres, this.scales), path)

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from corefed.base.progress import track
 from corefed.bayes import gaussian
-from corefed.settings.config import Experiment, resolve
+from corefed.settings.config import resolve
+from corefed.settings.run import Experiment
 from corefed.training.setup import prepare
 from corefed_studies.reproduce.cells import MATCHING, Flags
 from corefed_studies.reproduce.stepwise import RoundCurves, advance, picture, read_or_compute, table

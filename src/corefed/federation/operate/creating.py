@@ -20,7 +20,8 @@ from corefed.federation.operate import certificates, folder, texts
 from corefed.federation.operate.address import Address
 from corefed.federation.rules import Rules
 from corefed.settings import toml
-from corefed.settings.config import LOCAL, Experiment, resolve, to_toml
+from corefed.settings.config import resolve, to_toml
+from corefed.settings.run import LOCAL, Experiment
 
 SECRET, PLAIN, PROGRAM = 0o600, 0o644, 0o755
 

@@ -21,7 +21,8 @@ from corefed.federation.operate.creating import as_federated
 from corefed.federation.operate.folder import ServerFolder, is_locked, locked_since
 from corefed.federation.operate.processes import LINK, say
 from corefed.federation.protocol import check_run
-from corefed.settings.config import Experiment, resolve
+from corefed.settings.config import resolve
+from corefed.settings.run import Experiment
 from corefed.show import report
 from corefed.training import record
 from corefed.training.progress import progress

@@ -31,10 +31,10 @@ from corefed.data.preparation import Preparation
 from corefed.data.table import Settings
 from corefed.federation import digest
 from corefed.federation.protocol import ENVELOPE, Agreement
-from corefed.federation.reading.agreement import Moments, check_description, moments
+from corefed.federation.reading.description import Moments, check_description, moments
 
 if TYPE_CHECKING:
-    from corefed.settings.config import Embedding
+    from corefed.settings.run import Embedding
 
 INSIDE = "data.npz"
 """What a folder holds that is not a folder of images."""

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 from corefed.base.errors import UserError
 from corefed.base.types import Tree
 from corefed.data.preparation import Preparation
-from corefed.settings.config import Experiment, resolve
+from corefed.settings.config import resolve
+from corefed.settings.run import Experiment
 from corefed.show import report
 from corefed.show.page.content import Missing, TableCell, number, percent
 from corefed.training import fitted, record

@@ -25,7 +25,7 @@ from corefed.data.dataset import Dataset, select
 from corefed.data.fetch import find_path
 from corefed.data.pictures import ImageSet, UnreadableError
 from corefed.data.preparation import Preparation, Scale
-from corefed.settings.config import LOCAL, MEMORY, Run
+from corefed.settings.run import LOCAL, MEMORY, Run
 from corefed.show.page.content import Missing, Row, TableCell, number
 from corefed.show.page.gather import RunFolder
 from corefed.training import setup

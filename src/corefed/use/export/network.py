@@ -19,7 +19,7 @@ from corefed.base.types import Tree
 from corefed.models import cnn
 from corefed.models.checks import Point
 from corefed.models.own import find, is_own, make_module
-from corefed.settings.config import Run
+from corefed.settings.run import Run
 
 
 class ExportedLayer(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from corefed.settings.config import LOCAL, MEMORY
+from corefed.settings.run import LOCAL, MEMORY
 from corefed.show.page.content import Command, Fold, Part, ReportTable, Section, Text, Tile, Tiles
 from corefed.show.page.gather import RunFolder, capitalize, score_name, score_text
 from corefed.training import record
