@@ -49,6 +49,23 @@ class Ablation:
 ABLATION = Ablation()
 
 
+class PerRun:
+    """A number in which runs that are trained side by side may differ.
+
+    The method then finds a tensor [C] in its place, one value per client (`training/variants.py`).
+    """
+
+
+PER_RUN = PerRun()
+
+
+class Rate(PerRun):
+    """A learning rate of training. A schedule scales it from round to round."""
+
+
+RATE = Rate()
+
+
 def at_least(least: float) -> Range:
     return Range(lambda v: v >= least, f"at least {least:g}")
 
@@ -63,3 +80,5 @@ Part = Annotated[float, Range(lambda v: 0 < v <= 1, "above 0 and at most 1")]
 Probability = Annotated[float, Range(lambda v: 0 < v < 1, "between 0 and 1")]
 PositiveInt = Annotated[int, at_least(1)]
 NotNegativeInt = Annotated[int, NOT_NEGATIVE]
+LearningRate = Annotated[float, POSITIVE, RATE]
+Start = Annotated[float, POSITIVE, PER_RUN]

@@ -3,6 +3,8 @@
 torch.optim keeps one step count per tensor. Here clients that were sampled at different times share
 one tensor [C, ...], so the bias corrections differ along the first axis. A test compares `adam`
 with torch.optim.Adam.
+
+A learning rate is a float, or a tensor [C] where runs with different rates are trained together.
 """
 
 from __future__ import annotations
@@ -24,14 +26,15 @@ class Optimizer(NamedTuple):
     update: Callable[[Tensor, Tensor, Tree], None]  # (parameters, gradient, state), in place
 
 
-def adam(learning_rate: float) -> Optimizer:
+def adam(learning_rate: float | Tensor) -> Optimizer:
     def init(p: Tensor) -> Tree:
         step = torch.zeros(p.shape[0], dtype=torch.float64, device=p.device)
         return {"m": torch.zeros_like(p), "v": torch.zeros_like(p), "step": step}
 
     def update(p: Tensor, gradient: Tensor, state: Tree) -> None:
         m, v, step = state["m"], state["v"], state["step"]
-        if p.device.type == "cpu" and bool((step == step[0]).all()):
+        alike = isinstance(learning_rate, float) and p.device.type == "cpu"
+        if alike and bool((step == step[0]).all()):
             # Clients in step, the usual case: torch's fused kernel, one pass instead of eight.
             torch_adam(
                 [p], [gradient], [m], [v], [], [step[0].float()],
@@ -46,16 +49,16 @@ def adam(learning_rate: float) -> Optimizer:
         m.lerp_(gradient, 1 - BETA_1)
         v.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
         # m / (sqrt(v / c2^2) + eps) / c1  =  (c2 / c1) m / (sqrt(v) + c2 eps)
-        denominator = torch.sqrt(v, out=gradient).add_(_column(correction_2 * EPSILON, p))
-        p.sub_(torch.div(m, denominator, out=gradient).mul_(_column(rate, p)))
+        denominator = torch.sqrt(v, out=gradient).add_(column(correction_2 * EPSILON, p))
+        p.sub_(torch.div(m, denominator, out=gradient).mul_(column(rate, p)))
 
     return Optimizer(init, update)
 
 
-def sgd(learning_rate: float) -> Optimizer:
+def sgd(learning_rate: float | Tensor) -> Optimizer:
     def update(p: Tensor, gradient: Tensor, state: Tree) -> None:
         state["step"].add_(1)
-        p.sub_(gradient, alpha=learning_rate)
+        descend(p, gradient, learning_rate)
 
     def init(p: Tensor) -> Tree:
         return {"step": torch.zeros(p.shape[0], dtype=torch.float64, device=p.device)}
@@ -63,9 +66,22 @@ def sgd(learning_rate: float) -> Optimizer:
     return Optimizer(init, update)
 
 
-OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {"adam": adam, "sgd": sgd}
+OPTIMIZERS: dict[str, Callable[[float | Tensor], Optimizer]] = {"adam": adam, "sgd": sgd}
 
 
-def _column(per_client: Tensor, like: Tensor) -> Tensor:
+def descend(p: Tensor, gradient: Tensor, learning_rate: float | Tensor) -> None:
+    """p <- p - learning_rate gradient, in place."""
+    if isinstance(learning_rate, Tensor):
+        p.addcmul_(gradient, column(learning_rate, p), value=-1)
+    else:
+        p.sub_(gradient, alpha=learning_rate)
+
+
+def towards(p: Tensor, q: Tensor, part: float | Tensor) -> None:
+    """p <- (1 - part) p + part q, in place."""
+    p.lerp_(q, column(part, p) if isinstance(part, Tensor) else part)
+
+
+def column(per_client: Tensor, like: Tensor) -> Tensor:
     """[C] as [C, 1, ...] in the dtype of `like`."""
     return per_client.to(like.dtype).view(-1, *[1] * (like.dim() - 1))

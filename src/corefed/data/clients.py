@@ -27,6 +27,13 @@ class FederatedData(NamedTuple):
     labels: tuple[str, ...] = ()  # names of the classes; empty for regression
     notes: tuple[str, ...] = ()  # about the data, for readers of the results
     preparations: tuple[Preparation, ...] = ()  # one per seed: how to prepare later points
+    validation: ClientData | None = None  # [C, l, ...]; targets as those of test points
+
+    def to(self, device: torch.device) -> FederatedData:
+        validation = None if self.validation is None else self.validation.to(device)
+        return self._replace(
+            train=self.train.to(device), test=self.test.to(device), validation=validation
+        )
 
     @property
     def unit(self) -> TargetUnit | None:
@@ -73,6 +80,9 @@ def federate(
         labels=preparation.labels,
         notes=dataset.notes,
         preparations=(preparation,),
+        validation=_pad(dataset, [one.validation for one in splits], preparation, called)
+        if any(len(one.validation) for one in splits)
+        else None,
     )
 
 
@@ -90,13 +100,17 @@ def stack(many: list[FederatedData]) -> FederatedData:
         labels=first.labels,
         notes=tuple(dict.fromkeys(note for one in many for note in one.notes)),
         preparations=tuple(each for one in many for each in one.preparations),
+        validation=_concatenate([one.validation for one in many if one.validation is not None])
+        if first.validation is not None
+        else None,
     )
 
 
 def _check_memory(dataset: Dataset, splits: list[Split], memory_mb: int) -> None:
     """All clients are padded to the largest: check the memory before allocating it."""
     point = 4 * dataset.x[0].numel() + dataset.y[0].numel() * dataset.y.element_size() + 4
-    padded = max(len(one.train) for one in splits) + max(len(one.test) for one in splits)
+    parts = zip(*splits, strict=True)  # train, test, validation
+    padded = sum(max(map(len, rows)) for rows in parts)
     needed_mb = point * padded * len(splits) / 2**20
     if needed_mb > memory_mb:
         sizes = [len(one.train) + len(one.test) for one in splits]

@@ -58,6 +58,7 @@ class Split(NamedTuple):
 
     train: Tensor  # int64
     test: Tensor  # int64
+    validation: Tensor = torch.empty(0, dtype=torch.int64)  # taken from the training points
 
 
 def default_for(dataset_name: str) -> str:

@@ -37,7 +37,7 @@ from corefed.methods import registry
 from corefed.models import own
 from corefed.settings import config
 from corefed.settings.run import Experiment
-from corefed.training import client_side, setup
+from corefed.training import client_side, setup, variants
 from corefed.training.evaluate import evaluate_clients
 
 SPLIT_SEED = 0
@@ -205,7 +205,8 @@ def _prepare(task: Task, settings: ClientSettings, wanted: Experiment) -> TaskCo
         raise PublicError(str(error)) from error
     device = device_for(settings.device)
     model = setup.network(wanted.run, agreement.shape, len(agreement.classes), agreement.targets)
-    method = registry.build(wanted.run.method, wanted.settings, model)
+    now = variants.at_round(wanted.settings, wanted.run, task.round)
+    method = registry.build(wanted.run.method, now, model)
     store = Store(settings.state)
     store.claim(
         task.run,

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
-from corefed.base.settings import Positive, PositiveInt, Range
+from corefed.base.settings import LearningRate, Positive, PositiveInt, Range
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import optim
 from corefed.bayes.predict import predictive_at
@@ -49,7 +49,7 @@ WIDTH = Range(lambda v: 1e-4 <= v <= 1e4, "between 0.0001 and 10000")
 class Config:
     """Settings of BNFed; the paper's symbol in brackets."""
 
-    learning_rate: Positive = 0.01
+    learning_rate: LearningRate = 0.01
     """Step size of the clients' Adam, which restarts in each round."""
     sigma: Annotated[float, WIDTH] = 1.0
     """Standard deviation of a client's neuron around the global one: less means more neurons."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.settings import Positive
+from corefed.base.settings import LearningRate, Start
 from corefed.base.types import Batch, ClientData, Method, Tree, Update
-from corefed.bayes import elbo
+from corefed.bayes import elbo, optim
 from corefed.bayes.predict import predictive_at
 from corefed.models.network import Model
 
@@ -25,9 +25,9 @@ from corefed.models.network import Model
 class Config:
     """Settings of FedAvg."""
 
-    learning_rate: Positive = 0.02
+    learning_rate: LearningRate = 0.02
     """Step size of the clients' SGD."""
-    initial_std: Positive = 0.1
+    initial_std: Start = 0.1
     """Standard deviation of the initial weights of an MLP, as those of the Bayesian methods."""
 
 
@@ -40,7 +40,7 @@ def build(config: Config, model: Model) -> Method:
 
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         loss, slope = gradient(model, working["theta"], batch)
-        working["theta"].sub_(slope, alpha=config.learning_rate)
+        optim.descend(working["theta"], slope, config.learning_rate)
         return working, {"loss": loss}
 
     def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:

@@ -28,14 +28,15 @@ of the client's training data. Test data are not used.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.settings import Positive, PositiveInt
+from corefed.base.settings import PER_RUN, LearningRate, Positive, PositiveInt, Start
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
+from corefed.bayes import optim
 from corefed.bayes.batches import parts
 from corefed.bayes.predict import predictive_at
 from corefed.methods.fedavg import gradient
@@ -48,15 +49,15 @@ class Config:
 
     variant: Literal["fo", "hf"] = "fo"
     """`fo`: without the Hessian. `hf`: its products with vectors by differences of gradients."""
-    alpha: Positive = 0.02
+    alpha: Annotated[Positive, PER_RUN] = 0.02
     """Step size that makes a model personal (alpha), in training and at evaluation."""
-    beta: Positive = 0.02
+    beta: LearningRate = 0.02
     """Step size of the shared model's training (beta), as FedAvg's."""
     delta: Positive = 1.0
     """Distance at which variant hf takes its two gradients, in steps of size alpha."""
     adapt_steps: PositiveInt = 1
     """Gradient steps, on all training data of a client, to its personal model."""
-    initial_std: Positive = 0.1
+    initial_std: Start = 0.1
     """Standard deviation of the initial weights of an MLP, as those of the Bayesian methods."""
 
 
@@ -71,7 +72,7 @@ def build(config: Config, model: Model) -> Method:
 
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         loss, slope = meta_gradient(config, model, working["w"], parts(batch, batches))
-        working["w"].sub_(slope, alpha=config.beta)
+        optim.descend(working["w"], slope, config.beta)
         return working, {"loss": loss}
 
     def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
@@ -107,24 +108,31 @@ def meta_gradient(
 ) -> tuple[Tensor, Tensor]:
     """f(w - alpha grad f(w; D); D') and its gradient in w, as the variant has it: [C], [C, P]."""
     _, slope = gradient(model, w, batches[0])
-    loss, g = gradient(model, w.sub(slope, alpha=config.alpha), batches[1])
+    loss, g = gradient(model, stepped(w, slope, config.alpha), batches[1])
     if config.variant == "hf":
         r = config.delta * config.alpha
-        g = g.sub(hessian_times(model, w, g, batches[2], r), alpha=config.alpha)
+        g = stepped(g, hessian_times(model, w, g, batches[2], r), config.alpha)
     return loss, g
 
 
-def hessian_times(model: Model, w: Tensor, g: Tensor, batch: Batch, r: float) -> Tensor:
+def hessian_times(model: Model, w: Tensor, g: Tensor, batch: Batch, r: float | Tensor) -> Tensor:
     """(grad f(w + r g) - grad f(w - r g)) / 2r, which is Hessian f(w) g up to r^2: [C, P]."""
-    _, ahead = gradient(model, w.add(g, alpha=r), batch)
-    _, behind = gradient(model, w.sub(g, alpha=r), batch)
-    return (ahead - behind) / (2 * r)
+    _, ahead = gradient(model, stepped(w, g, -r), batch)
+    _, behind = gradient(model, stepped(w, g, r), batch)
+    return (ahead - behind) / (optim.column(2 * r, w) if isinstance(r, Tensor) else 2 * r)
+
+
+def stepped(w: Tensor, slope: Tensor, rate: float | Tensor) -> Tensor:
+    """w - rate slope, in a new tensor."""
+    found = w.clone()
+    optim.descend(found, slope, rate)
+    return found
 
 
 def adapt(config: Config, model: Model, w: Tensor, data: ClientData) -> Tensor:
     """w after `adapt_steps` full-batch gradient steps of size alpha on `data`: [C, P]."""
     for _ in range(config.adapt_steps):
-        w = w.sub(full_gradient(model, w, data), alpha=config.alpha)
+        w = stepped(w, full_gradient(model, w, data), config.alpha)
     return w
 
 

@@ -10,32 +10,43 @@ which differ only in the weights w of the likelihood.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, Self
 
 import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.settings import Finite, NotNegative, Part, Positive, PositiveInt
+from corefed.base.settings import (
+    PER_RUN,
+    Finite,
+    LearningRate,
+    NotNegative,
+    Part,
+    PositiveInt,
+    Range,
+    Start,
+)
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import elbo, gaussian, optim
 from corefed.bayes.predict import predictive
 from corefed.models.network import Model
+
+PART_OR_NONE = Range(lambda v: 0 <= v <= 1, "from 0 to 1")
 
 
 @dataclass(frozen=True)
 class Config:
     """Settings of PFedBayes; the paper's symbol in brackets."""
 
-    zeta: NotNegative = 1.0
+    zeta: Annotated[NotNegative, PER_RUN] = 1.0
     """Weight of KL(q || z) against the full-data likelihood (zeta): more means less personal."""
     beta: Part = 1.0
     """Server mixing (beta): v <- (1 - beta) v + beta mean of uploads. Above 1 a posterior might
     have no positive variance."""
-    eta_1: Positive = 0.001
+    eta_1: LearningRate = 0.001
     """Learning rate of the personal posterior q."""
-    eta_2: Positive = 0.001
+    eta_2: LearningRate = 0.001
     """Learning rate of the localized global model z."""
     monte_carlo: PositiveInt = 1
     """Draws of theta per step (K)."""
@@ -43,10 +54,19 @@ class Config:
     """Update rule of both steps."""
     fusion: Literal["average", "precision"] = "average"
     """How the server joins posteriors: the paper's average of (mu, rho), or natural parameters."""
-    initial_std: Positive = 0.1
+    initial_std: Start = 0.1
     """Standard deviation of the initial means (mu ~ N(0, 0.1^2) in the paper)."""
-    initial_rho: Finite = -3.0
+    initial_rho: Annotated[Finite, PER_RUN] = -3.0
     """Initial rho of every weight; sigma = softplus(rho)."""
+    anneal: Annotated[float, PART_OR_NONE, PER_RUN] = 0.0
+    """Part of the planned rounds over which zeta rises to its value, along a line from near 0; 0
+    has it from the first round."""
+
+    def at(self, done: float) -> Self:
+        """The settings when a part `done` of the planned rounds is over."""
+        if done >= self.anneal:
+            return self
+        return replace(self, zeta=self.zeta * done / self.anneal)
 
 
 def build(config: Config, model: Model) -> Method:

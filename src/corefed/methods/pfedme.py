@@ -24,14 +24,16 @@ theta_i and w_i are two tensors throughout: `personal` is theta_i, `localized` w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
-from corefed.base.settings import Positive, PositiveInt
+from corefed.base.settings import PER_RUN, LearningRate, Positive, PositiveInt, Start
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
+from corefed.bayes import optim
 from corefed.bayes.predict import predictive_at
 from corefed.methods.fedavg import gradient
 from corefed.models.network import Model
@@ -41,17 +43,17 @@ from corefed.models.network import Model
 class Config:
     """Settings of pFedMe; the paper's symbol in brackets."""
 
-    penalty: Positive = 30.0
+    penalty: Annotated[Positive, PER_RUN] = 30.0
     """Weight of ||theta - w||^2 / 2 (lambda): more means less personal."""
     inner_steps: PositiveInt = 5
     """Gradient steps towards the personal model on each minibatch (K)."""
-    personal_rate: Positive = 0.02
+    personal_rate: LearningRate = 0.02
     """Step size of the personal model; stable while penalty plus curvature is below 2 / it."""
-    learning_rate: Positive = 0.01
+    learning_rate: LearningRate = 0.01
     """Step size of the localized model w_i on the Moreau envelope (eta)."""
     beta: Positive = 2.0
     """Server mixing (beta): w <- (1 - beta) w + beta mean of uploads; above 1 it goes beyond."""
-    initial_std: Positive = 0.1
+    initial_std: Start = 0.1
     """Standard deviation of the initial weights of an MLP, as those of the Bayesian methods."""
 
 
@@ -77,7 +79,7 @@ def build(config: Config, model: Model) -> Method:
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         theta, w = working["theta"], working["w"]
         loss = approach(config, model, theta, w, batch)
-        w.lerp_(theta, config.learning_rate * config.penalty)  # w - eta lambda (w - theta)
+        optim.towards(w, theta, config.learning_rate * config.penalty)  # w - eta lambda (w - theta)
         return working, {"loss": loss}
 
     def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
@@ -111,7 +113,8 @@ def approach(config: Config, model: Model, theta: Tensor, w: Tensor, batch: Batc
     for _ in range(config.inner_steps):
         loss, slope = gradient(model, theta, batch)
         losses.append(loss)
-        theta.lerp_(w, rate * config.penalty).sub_(slope, alpha=rate)
+        optim.towards(theta, w, rate * config.penalty)
+        optim.descend(theta, slope, rate)
     return losses[0]
 
 

@@ -109,15 +109,30 @@ def to_toml(experiment: Experiment) -> str:
     )
 
 
+def depends_on_rounds(values: Mapping[str, object]) -> bool:
+    """Whether settings change from round to round, so that their number matters."""
+    return bool(
+        values.get("schedule", "constant") != "constant"
+        or values.get("warmup")
+        or values.get("anneal")
+    )
+
+
+def unchanged_by(values: Mapping[str, object]) -> frozenset[str]:
+    """Keys a resumed run may change."""
+    return RESULTS_UNCHANGED_BY - ({"rounds"} if depends_on_rounds(values) else set())
+
+
 def fingerprint(values: Mapping[str, object]) -> str:
     """A hash of everything in `to_dict` that changes results, bit for bit."""
-    kept = {k: v for k, v in values.items() if k not in RESULTS_UNCHANGED_BY}
+    free = unchanged_by(values)
+    kept = {k: v for k, v in values.items() if k not in free}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def differences(there: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
     """'zeta (10.0 there, 1.0 here)' for every key of the fingerprint that differs."""
-    keys = sorted((there.keys() | here.keys()) - RESULTS_UNCHANGED_BY)
+    keys = sorted((there.keys() | here.keys()) - unchanged_by(here))
     return [
         f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)"
         for key in keys

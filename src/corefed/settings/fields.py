@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from corefed.base.errors import UserError
-from corefed.base.settings import Ablation, OneOf, Range, Unit
+from corefed.base.settings import Ablation, OneOf, PerRun, Range, Rate, Unit
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,6 +34,8 @@ class Setting:
     ablation: bool
     owner: type  # the dataclass that has the field
     names: OneOf | None = None  # of a text that names something
+    per_run: bool = False  # runs that are trained side by side may differ in it
+    rate: bool = False  # a schedule scales it
 
     @property
     def help(self) -> str:
@@ -124,6 +126,8 @@ def _declared(cls: type[Any], group: str = "", given: object = MISSING) -> Itera
             any(isinstance(each, Ablation) for each in beside),
             cls,
             next((each for each in beside if isinstance(each, OneOf)), None),
+            any(isinstance(each, PerRun) for each in beside),
+            any(isinstance(each, Rate) for each in beside),
         )
 
 

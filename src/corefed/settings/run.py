@@ -36,6 +36,7 @@ Embedding = Literal["auto", "efficientnet-lite0", "resnet18", "none"]
 
 CHANNELS = Range(lambda v: len(v) > 0 and min(v) >= 1, "one or more widths of at least 1")
 WIDTHS = Range(lambda v: all(w >= 1 for w in v), "widths of at least 1")
+SHARE = Range(lambda v: 0 <= v < 1, "0 or more and below 1")
 SEEDS = Range(
     lambda v: len(v) > 0 and len(set(v)) == len(v) and min(v) >= 0,
     "one or more different whole numbers from 0 up",
@@ -84,6 +85,14 @@ class Run:
     """Communication rounds (T)."""
     local_steps: PositiveInt = 20
     """Gradient steps per client and round (R)."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How learning rates fall over the planned rounds: not at all, or along a line or a cosine to
+    nearly 0."""
+    warmup: Annotated[NotNegativeInt, Unit("rounds")] = 0
+    """First rounds, in which learning rates rise to their values."""
+    validation: Annotated[float, SHARE] = 0.0
+    """Share of each client's training points that it does not train on, but is validated on:
+    what settings are chosen by. Test points are never used for that."""
     batch_size: PositiveInt = 100
     """Points in a minibatch (b); a client with fewer uses all it has."""
     seeds: Annotated[tuple[int, ...], SEEDS] = (0,)

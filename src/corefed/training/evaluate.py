@@ -1,4 +1,4 @@
-"""Metrics of every model of a method on the clients' own test points, pooled over clients.
+"""Metrics of every model of a method on the clients' own held-out points, pooled over clients.
 
 Classification, from probabilities averaged over posterior samples: accuracy, overall and by class,
 NLL (nats per point), ECE and Brier score. Regression, from the predictive mean and variance: RMSE
@@ -52,8 +52,12 @@ def evaluate(
     draws: int,
     classes: int,
     unit: TargetUnit | None = None,
+    *,
+    elsewhere: bool = True,
 ) -> Evaluation:
-    """Every model of `method.models` on the test points; `classes` is 0 for regression.
+    """Every model of `method.models` on test (or validation) points; `classes` is 0 for regression.
+
+    With `elsewhere`, models of clients that share nothing are also tested on the others' points.
 
     `unit` is that of the test targets, where networks learn standardised ones. All models of a
     client have the same posterior noise, so that their differences are not noise. `draws` samples
@@ -70,12 +74,14 @@ def evaluate(
         private = {name: value[part] for name, value in clients.private.items()}
         broadcast = clients.broadcast(servers, rows)
         train = ClientData(*(field[part] for field in clients.data))
+        if clients.method_at is not None:
+            method = clients.method_of(rows, round_)
         models = client_side.models(method, broadcast, private, train)
         for name, model in models.items():
             predicted = method.predict(model, test.x[part], noise)
             each = _score(predicted, test.y[part], classes, unit.at(part) if unit else None)
             points.setdefault(name, []).append(each)
-        if method.traits.sent == () and per_run > 1:  # they share nothing
+        if elsewhere and method.traits.sent == () and per_run > 1:  # they share nothing
             own = models["personal"]
             away.append(_score_elsewhere(method, own, test, rows, per_run, noise, classes, unit))
     real, labels = (test.weight > 0).cpu(), test.y.cpu()

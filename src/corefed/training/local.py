@@ -15,6 +15,7 @@ from torch import Tensor
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData, Method, Tree, Update, Work
 from corefed.training import client_side
+from corefed.training.variants import MethodAt
 
 
 class LocalClients:
@@ -33,8 +34,10 @@ class LocalClients:
         work: Work,
         chunk: int,
         source: torch.device | str | None = None,
+        method_at: MethodAt | None = None,
     ) -> None:
         self.method, self.data, self.work, self.source = method, data, work, source
+        self.method_at = method_at
         self.per_run = len(data.weight) // len(seeds)
         self.who = [Who(seed, i) for seed in seeds for i in range(self.per_run)]
         self.chunk = max(1, chunk)
@@ -52,7 +55,7 @@ class LocalClients:
             chunk = rows[first : first + self.chunk]
             streams = self.streams(chunk, round_)
             trained = client_side.train(
-                self.method,
+                self.method_of(chunk, round_),
                 self.broadcast(servers, chunk),
                 _take(self.private, chunk),
                 ClientData(*_take(self.data._asdict(), chunk).values()),
@@ -74,6 +77,12 @@ class LocalClients:
             start = mine.stop
         return updates, torch.stack(means), torch.stack(totals)
 
+    def method_of(self, rows: Sequence[int], round_: int) -> Method:
+        """The method of these clients in a round; it differs where settings follow a schedule."""
+        if self.method_at is None:
+            return self.method
+        return self.method_at(round_, [row // self.per_run for row in rows])
+
     def streams(self, rows: Sequence[int], round_: int) -> Streams:
         return Streams([self.who[r] for r in rows], round_, self.data.weight.device, self.source)
 
@@ -82,8 +91,10 @@ class LocalClients:
         return client_side.broadcast(servers, rows, self.per_run)
 
 
-def chunk_for(server: Tree, data: ClientData, memory_mb: int, activations: int = 0) -> int:
-    """How many clients to train at once within the memory.
+def chunk_for(
+    server: Tree, data: ClientData, memory_mb: int, activations: int = 0, copies: int = 1
+) -> int:
+    """How many clients, of `copies` of these, to train at once within the memory.
 
     A client in training needs about eight copies of what the server sends (posterior, localized
     model, two moments each, gradients, noise, scratch), its data, and the `activations` of its
@@ -95,7 +106,7 @@ def chunk_for(server: Tree, data: ClientData, memory_mb: int, activations: int =
     bound = max(1, memory_mb * 2**20 // per_client)
     if data.weight.device.type == "cpu":
         bound = min(bound, max(1, (8 << 20) // max(1, state + 4 * activations)))
-    return min(bound, len(data.weight))
+    return min(bound, copies * len(data.weight))
 
 
 def _take(tree: Tree, rows: Sequence[int]) -> Tree:

@@ -161,7 +161,7 @@ def join(
     who = Who(seeds[g], len(model.names))  # numbered as the next client of the run
     experiment, steps = settings_for(model.experiment, int(data.train.size.sum()), steps, fraction)
     place = device_for(device)
-    data = data._replace(train=data.train.to(place), test=data.test.to(place))
+    data = data.to(place)
     made = network(experiment.run, data.train.x.shape[2:], data.classes, data.targets)
     method = registry.build(experiment.run.method, experiment.settings, made)
     if method.traits.sent == ():

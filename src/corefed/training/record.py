@@ -247,6 +247,7 @@ def summarise(
         "seeds": values["seeds"],
         "config": dict(values),
         "metrics": {name: over_seeds(each) for name, each in evaluated.items()},
+        **_validation(last),
         "classes": {
             model: {label: over_seeds(each) for label, each in row.items() if None not in each}
             for model, row in last.get("classes", {}).items()
@@ -267,6 +268,12 @@ def summarise(
         },
         "environment": dict(environment),
     }
+
+
+def _validation(line: Line) -> dict[str, Any]:
+    """Metrics of the validation points, where the run has some."""
+    found = line.get("validation", {})
+    return {"validation": {k: over_seeds(v) for k, v in found.items()}} if found else {}
 
 
 def _selection_cost(lines: Sequence[Line]) -> dict[str, float]:

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.base.types import Tree
+from corefed.base.types import ClientData, Tree
 from corefed.data.clients import FederatedData
 from corefed.models.own import Factory
 from corefed.settings.config import to_dict
 from corefed.settings.run import Experiment, Run
 from corefed.training import checkpoint, client_side, fitted, record
-from corefed.training.evaluate import evaluate, means_of
+from corefed.training.evaluate import Evaluation, evaluate, means_of
 from corefed.training.loop import Answer, Line, run_rounds, size_of
 from corefed.training.setup import Setup, prepare
 
@@ -112,12 +112,22 @@ class Simulation:
         return Answer(updates, numbers)
 
     def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:
+        data = self.setup.data
+        line = self._evaluate(t, servers, data.test).line(data.labels)
+        if data.validation is not None:
+            found = self._evaluate(t, servers, data.validation, elsewhere=False)
+            line["validation"] = found.line(data.labels)["metrics"]
+        return line
+
+    def _evaluate(
+        self, t: int, servers: Sequence[Tree], points: ClientData, *, elsewhere: bool = True
+    ) -> Evaluation:
         setup, data = self.setup, self.setup.data
         draws = setup.experiment.run.evaluate_draws
-        found = evaluate(
-            setup.clients, setup.method, servers, data.test, t, draws, data.classes, data.unit
-        )
-        return found.line(data.labels)
+        return evaluate(
+            setup.clients, setup.method, servers, points, t, draws, data.classes, data.unit,
+            elsewhere=elsewhere,
+        )  # fmt: skip
 
     def _selection_cost(self) -> list[float]:
         """Forward passes spent on selection so far, per run; empty where they are not counted."""

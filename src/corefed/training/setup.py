@@ -14,8 +14,8 @@ import torch
 from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
-from corefed.base.types import Method, Tree, Work
-from corefed.data import datasets, partition, validation
+from corefed.base.types import ClientData, Method, Tree, Work
+from corefed.data import datasets, held_out, partition, validation
 from corefed.data.clients import FederatedData, federate, stack
 from corefed.data.dataset import Dataset
 from corefed.data.table import Settings
@@ -26,7 +26,7 @@ from corefed.models.network import Model, mlp
 from corefed.models.own import Factory
 from corefed.settings.config import check_cohort
 from corefed.settings.run import MEMORY, OWN, Experiment, Run
-from corefed.training import local
+from corefed.training import local, variants
 
 
 class Setup(NamedTuple):
@@ -112,7 +112,7 @@ def prepare(
     if clients != run.clients:  # they come from a column
         run = dataclasses.replace(run, clients=clients)
         experiment = dataclasses.replace(experiment, run=run)
-    data = data._replace(train=data.train.to(device), test=data.test.to(device))
+    data = data.to(device)
     model = network(run, data.train.x.shape[2:], data.classes, data.targets, factory)
     for note in model.notes:
         print(f"note: {note}", file=sys.stderr, flush=True)
@@ -122,13 +122,24 @@ def prepare(
         {k: v.to(device) for k, v in method.init_server(Streams([Who(seed, SERVER)], 0)).items()}
         for seed in run.seeds
     ]
+    chunk = stacked_clients(run, model, method, servers[0], data.train)
+    work = Work(run.local_steps, run.batch_size)
+    at = variants.methods(run, [experiment.settings], model, device)
+    trained = local.LocalClients(
+        method, data.train, run.seeds, servers, work, chunk, method_at=lambda t, runs: at(t, (0,))
+    )
+    return Setup(experiment, data, model, method, trained, servers)
+
+
+def stacked_clients(
+    run: Run, model: Model, method: Method, server: Tree, data: ClientData, copies: int = 1
+) -> int:
+    """Clients to train at once: one, or as many of all `copies` of `data` as memory allows."""
+    if run.runtime == "loop":
+        return 1
     draws = math.prod(method.noise[:-1]) * method.traits.batches
     held = model.activation * run.batch_size * draws
-    stacked = local.chunk_for(servers[0], data.train, run.memory_mb, held)
-    chunk = 1 if run.runtime == "loop" else stacked
-    work = Work(run.local_steps, run.batch_size)
-    trained = local.LocalClients(method, data.train, run.seeds, servers, work, chunk)
-    return Setup(experiment, data, model, method, trained, servers)
+    return local.chunk_for(server, data, run.memory_mb, held, copies)
 
 
 def load(run: Run, *, download: bool = True) -> FederatedData:
@@ -146,9 +157,11 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
         count = partition.client_count(spec, dataset, run.clients)
         check_cohort(run.cohort, count)
         splits = partition.thin(partition.split(spec, dataset, count, seed), run.keep, seed)
+        splits = held_out.with_validation(dataset, splits, run.validation, seed)
         names = partition.client_names(spec, dataset, count)
         data = federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
         notes = (*data.notes, *partition.notes(spec, splits, dataset))
+        notes = (*notes, *held_out.validation_notes(splits, dataset, names))
         if run.data.startswith(OWN):
             notes = (*notes, *validation.find_warnings(dataset))
         if count != run.clients != Run.clients:
