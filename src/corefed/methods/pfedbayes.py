@@ -20,12 +20,15 @@ from corefed.base.rng import Streams
 from corefed.base.settings import (
     PER_RUN,
     Finite,
+    Follows,
     LearningRate,
     NotNegative,
     Part,
+    Plus,
     PositiveInt,
     Range,
     Start,
+    Times,
 )
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import elbo, gaussian, optim
@@ -39,14 +42,14 @@ PART_OR_NONE = Range(lambda v: 0 <= v <= 1, "from 0 to 1")
 class Config:
     """Settings of PFedBayes; the paper's symbol in brackets."""
 
-    zeta: Annotated[NotNegative, PER_RUN] = 1.0
+    zeta: Annotated[NotNegative, PER_RUN, Times(1 / 50, 5)] = 1.0
     """Weight of KL(q || z) against the full-data likelihood (zeta): more means less personal."""
     beta: Part = 1.0
     """Server mixing (beta): v <- (1 - beta) v + beta mean of uploads. Above 1 a posterior might
     have no positive variance."""
     eta_1: LearningRate = 0.001
     """Learning rate of the personal posterior q."""
-    eta_2: LearningRate = 0.001
+    eta_2: Annotated[LearningRate, Follows("eta_1")] = 0.001
     """Learning rate of the localized global model z."""
     monte_carlo: PositiveInt = 1
     """Draws of theta per step (K)."""
@@ -56,7 +59,7 @@ class Config:
     """How the server joins posteriors: the paper's average of (mu, rho), or natural parameters."""
     initial_std: Start = 0.1
     """Standard deviation of the initial means (mu ~ N(0, 0.1^2) in the paper)."""
-    initial_rho: Annotated[Finite, PER_RUN] = -3.0
+    initial_rho: Annotated[Finite, PER_RUN, Plus(-2, 1)] = -3.0
     """Initial rho of every weight; sigma = softplus(rho)."""
     anneal: Annotated[float, PART_OR_NONE, PER_RUN] = 0.0
     """Part of the planned rounds over which zeta rises to its value, along a line from near 0; 0

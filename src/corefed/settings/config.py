@@ -109,6 +109,13 @@ def to_toml(experiment: Experiment) -> str:
     )
 
 
+def look_up(key: str, method: str, where: str) -> Setting:
+    """The setting that a key means in a run of this method; `where` is for the message."""
+    own = registry.config_class(method)
+    known = _by_name(own)
+    return known[_name(_Given(key.replace("-", "_"), None, where), own, known, method)]
+
+
 def depends_on_rounds(values: Mapping[str, object]) -> bool:
     """Whether settings change from round to round, so that their number matters."""
     return bool(

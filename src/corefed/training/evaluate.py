@@ -35,6 +35,7 @@ class Evaluation(NamedTuple):
     metrics: list[dict[str, float]]  # personal_accuracy, personal_nll, global_accuracy, ...
     clients: list[list[float | None]]  # personal accuracy (or RMSE); None without test points
     classes: list[dict[str, list[float | None]]]  # model -> accuracy by class; empty for regression
+    nll: Tensor  # [C, n] of every point, by the model of `clients`; NaN on padding
 
     def line(self, labels: tuple[str, ...]) -> dict[str, Any]:
         """What a line of rounds.jsonl has of it."""
@@ -104,7 +105,8 @@ def evaluate(
         totals(*_masked(first, labels, real, slice(c, c + 1)), classes) for c in range(len(real))
     ]
     scores = [first_metric(one) for one in each_client]
-    return Evaluation(metrics, [scores[span] for span in spans], by_class)
+    nll = first["nll"].masked_fill(~real, math.nan)
+    return Evaluation(metrics, [scores[span] for span in spans], by_class, nll)
 
 
 def evaluate_clients(
