@@ -25,7 +25,7 @@ from corefed.models.network import Model
 class Config:
     """Settings of FedAvg."""
 
-    learning_rate: LearningRate = 0.02
+    learning_rate: LearningRate = 0.1
     """Step size of the clients' SGD."""
     initial_std: Start = 0.1
     """Standard deviation of the initial weights of an MLP, as those of the Bayesian methods."""

@@ -49,9 +49,9 @@ class Config:
 
     variant: Literal["fo", "hf"] = "fo"
     """`fo`: without the Hessian. `hf`: its products with vectors by differences of gradients."""
-    alpha: Annotated[Positive, PER_RUN] = 0.02
+    alpha: Annotated[Positive, PER_RUN] = 0.01
     """Step size that makes a model personal (alpha), in training and at evaluation."""
-    beta: LearningRate = 0.02
+    beta: LearningRate = 0.1
     """Step size of the shared model's training (beta), as FedAvg's."""
     delta: Positive = 1.0
     """Distance at which variant hf takes its two gradients, in steps of size alpha."""
