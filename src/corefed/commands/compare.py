@@ -33,7 +33,6 @@ def compare(
     if json:
         typer.echo(jsonlib.dumps(report.comparison_json(results), indent=1))
     else:
-        console = report.console()
-        console.print(report.comparison_table(results))
+        report.console().print(report.comparison_table(results))
         for line in ("", *report.legend(results), "", *verdict.sentences(results)):
-            console.print(line, width=report.WIDTH, markup=False, highlight=False)
+            typer.echo(report.wrapped(line))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -29,6 +30,13 @@ WIDTH = 80
 def console() -> Console:
     """As wide as the terminal; a file or a pipe has room for a whole table."""
     return Console() if sys.stdout.isatty() else Console(width=120)
+
+
+def wrapped(sentence: str) -> str:
+    """Within `WIDTH` columns, unless a path is longer; a number stays with its percent sign."""
+    bound = sentence.replace(" %", "\u00a0%").replace("  ", 2 * "\u00a0")
+    lines = textwrap.wrap(bound, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\u00a0", " ")
 
 
 class RunResult(NamedTuple):
@@ -122,8 +130,8 @@ def _spent(privacy: Mapping[str, Any]) -> str:
 def comparison_table(results: Sequence[RunResult]) -> Table:
     """One row per run, within 80 columns; what all runs share is in the title.
 
-    Scores of personal and global models, and of the main model where it is neither; the other
-    columns are of the main model. Costs are totals over seeds.
+    Scores of personal and global models, and of the main model where it is neither; the standard
+    deviation over seeds and the other columns are of the main model. Costs are sums over seeds.
     """
     summaries = [result.summary for result in results]
     score = _score(summaries)
@@ -140,20 +148,23 @@ def comparison_table(results: Sequence[RunResult]) -> Table:
         if m in {"personal", "global", *mains}
         and any(f"{m}_{score}" in s["metrics"] for s in summaries)
     ]
-    for heading in ("k/n", *models, "NLL", "ECE", "seconds", "passes"):
+    several = any(len(s["seeds"]) > 1 for s in summaries)
+    spread = ["±"] if several else []
+    for heading in ("k/n", *models, *spread, "NLL", "ECE", "sec", "passes"):
         table.add_column(heading, justify="right", no_wrap=True)
     for number, summary in enumerate(summaries, 1):
         metrics, main = summary["metrics"], main_model(summary["metrics"])
-        passes = cost.of_summary(summary)
+        seconds, passes = summary["cost"]["seconds"], cost.of_summary(summary)
         table.add_row(
             str(number),
             summary["method"],
             f"{summary['coreset']['fraction']:g}",
-            *(_cell(metrics, f"{m}_{score}", spread=m == main) for m in models),
+            *(_cell(metrics, f"{m}_{score}", spread=False) for m in models),
+            *([_std(metrics, f"{main}_{score}")] if several else []),
             _cell(metrics, f"{main}_nll", spread=False),
             _cell(metrics, f"{main}_ece", spread=False),
-            f"{summary['cost']['seconds']:.1f}",
-            f"{'' if passes.complete else '≥ '}{short(passes.total)}",
+            f"{seconds:.{0 if seconds >= 100 else 1}f}",
+            f"{'' if passes.complete else '≥'}{short(passes.total)}",
         )
     return table
 
@@ -182,7 +193,7 @@ def _shared(summaries: Sequence[dict[str, Any]], score: str) -> str:
         {"data": s["data"], "seeds": str(len(s["seeds"])), "rounds": _rounds(s)} for s in summaries
     ]
     same = [key for key in about[0] if len({each[key] for each in about}) == 1]
-    spread = ["mean ± std"] if any(len(s["seeds"]) > 1 for s in summaries) else []
+    spread = ["± std over seeds"] if any(len(s["seeds"]) > 1 for s in summaries) else []
     return ", ".join([HEADINGS[score], *(f"{key} {about[0][key]}" for key in same), *spread])
 
 
@@ -251,11 +262,22 @@ def _rounds(summary: dict[str, Any]) -> str:
 
 def _cell(metrics: dict[str, Any], name: str, *, spread: bool = True) -> str:
     """mean ± std, accuracies in percent; a dash where a run has no such metric."""
-    values = metrics.get(name)
-    if values is None:
+    if name not in metrics:
         return "-"
-    factor, digits = (100, 2) if name.endswith("accuracy") else (1, 3)
-    mean = f"{factor * values['mean']:.{digits}f}"
-    if not spread or len(values["per_seed"]) == 1:
-        return mean
-    return f"{mean} ± {factor * values['std']:.{digits}f}"
+    factor, digits = _scale(name)
+    mean = f"{factor * metrics[name]['mean']:.{digits}f}"
+    std = _std(metrics, name) if spread else "-"
+    return mean if std == "-" else f"{mean} ± {std}"
+
+
+def _std(metrics: dict[str, Any], name: str) -> str:
+    """A dash where there is no such metric, or one seed."""
+    if name not in metrics or len(metrics[name]["per_seed"]) == 1:
+        return "-"
+    factor, digits = _scale(name)
+    return f"{factor * metrics[name]['std']:.{digits}f}"
+
+
+def _scale(name: str) -> tuple[int, int]:
+    """The factor to what is shown, and its digits."""
+    return (100, 2) if name.endswith("accuracy") else (1, 3)
