@@ -263,6 +263,8 @@ def test_runs_without_scores_are_left_out() -> None:
         ([-0.18, -0.19, -0.2], "Too cautious on average: pfedbayes by 19.0 points (ECE 0.100)."),
         ([0.02, -0.01, 0.0],
          "Neither clearly too bold nor too cautious: pfedbayes +0.3 points (ECE 0.100)."),
+        ([0.0, 0.0, 0.0],
+         "Neither clearly too bold nor too cautious: pfedbayes +0.0 points (ECE 0.100)."),
         (None, "Too bold or too cautious is not recorded: pfedbayes (ECE 0.100)."),
         ([math.nan] * 3, "Too bold or too cautious is not recorded: pfedbayes (ECE 0.100)."),
     ],

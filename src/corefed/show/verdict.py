@@ -295,6 +295,6 @@ def _direction(gaps: Sequence[float]) -> tuple[str, str]:
         seeds = "one seed" if len(gaps) == 1 else f"{len(gaps)} seeds"
         return f"{way} in {seeds}, where a small gap may be chance", size
     _, low, high, _, _ = by_seed(gaps, [0.0] * len(gaps))
-    if low <= 0 <= high:
+    if not (low > 0 or high < 0):  # also where there is no interval
         return "Neither clearly too bold nor too cautious", f"{100 * mean:+.1f} points "
     return way, size
