@@ -60,4 +60,4 @@ def build(config: Config, model: Model) -> Method:
     def choose(data: ClientData, streams: Streams) -> Tensor:
         return uniform(data, config.fraction, streams)
 
-    return on_subset(base, "random-subset", choose, config.redraw_every)
+    return on_subset(base, "random-subset", choose, config.redraw_every, free=True)
