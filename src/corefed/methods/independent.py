@@ -20,9 +20,9 @@ from corefed.models.network import Model
 class Config(fedavg.Config):
     """Settings of Independent: those of FedAvg, with defaults of their own."""
 
-    learning_rate: LearningRate = 0.05
+    learning_rate: LearningRate = 0.035
     """Step size of the clients' SGD."""
-    initial_std: Start = 0.05
+    initial_std: Start = 0.07
     """Standard deviation of the initial weights of an MLP."""
 
 

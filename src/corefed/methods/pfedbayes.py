@@ -54,9 +54,9 @@ class Config:
     beta: Part = 1.0
     """Server mixing (beta): v <- (1 - beta) v + beta mean of uploads. Above 1 a posterior might
     have no positive variance."""
-    eta_1: LearningRate = 0.008
+    eta_1: LearningRate = 0.012
     """Learning rate of the personal posterior q."""
-    eta_2: LearningRate = 0.002
+    eta_2: LearningRate = 0.0018
     """Learning rate of the localized global model z."""
     monte_carlo: PositiveInt = 1
     """Draws of theta per step (K)."""

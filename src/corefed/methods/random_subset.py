@@ -28,7 +28,7 @@ class Config(pfedbayes.Config):
 
     base: Literal["pfedbayes", "fedavg"] = "pfedbayes"
     """The method that trains on the subset; fedavg takes learning_rate and initial_std alone."""
-    learning_rate: LearningRate = 0.1
+    learning_rate: LearningRate = 0.07
     """Step size of the clients' SGD (base fedavg)."""
     fraction: Part = 0.1
     """Part of each client's points it trains on: k = ceil(fraction n)."""
