@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from corefed.base import rng
+from corefed.base.passes import FORWARD
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import ClientData, Tree, Update, Work
 from corefed.data.preparation import TargetUnit
 from corefed.methods import registry
-from corefed.selectors.renewal import STEP
 from corefed.training import client_side, local, variants
 from corefed.training.evaluate import Evaluation, evaluate
 from corefed.training.setup import Setup, stacked_clients
@@ -104,7 +104,7 @@ class Together:
         found = self.examples.double() * math.prod(method.noise[:-1])
         looked = client_side.selection_cost(method, self.clients.private)
         if looked is not None:
-            found += looked.double().cpu().view(len(self.settings), -1).sum(-1) / STEP
+            found += looked.double().cpu().view(len(self.settings), -1).sum(-1) * FORWARD
         numbers: list[float] = found.tolist()
         return numbers
 
