@@ -84,7 +84,7 @@ def axes(experiment: Experiment, space: Space | Sequence[str] | None = None) -> 
     if not given:
         found = _own(experiment)
         if not found:
-            raise UserError(f"{method} does not say what to search; name settings by --space.")
+            raise UserError(f"{method} does not say what to search; name settings in a space.")
         return found
     known: dict[str, Axis] = {}
     for key, what, written in given:
@@ -187,6 +187,11 @@ def _axis(setting: Setting, what: Any, written: str, experiment: Experiment) -> 
         return axis
     if isinstance(what, str):
         low, dots, high = what.partition("..")
+        if dots and setting.kind not in (int, float):
+            raise UserError(
+                f"{written} is a range, but {setting.name} is no number; write "
+                f"{setting.name}=A,B,C."
+            )
         what = (low, high) if dots else [part.strip() for part in what.split(",") if part.strip()]
     if isinstance(what, tuple) and len(what) == 2 and setting.kind in (int, float):
         low, high = (_allowed(setting, end, written) for end in what)

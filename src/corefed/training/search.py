@@ -165,8 +165,8 @@ class Search:
         if self.folder is not None:
             self.folder.commit(self.report(), {})
         raise UserError(
-            f"All {len(self.candidates)} candidates diverged, the given settings too; use smaller "
-            "learning rates (--set), or another --space."
+            f"All {len(self.candidates)} candidates diverged, {self.given} too; use smaller "
+            "learning rates, or another space."
         )
 
     # What is said and written

@@ -60,7 +60,7 @@ class Together:
     def train(self, t: int) -> Tensor:
         """Round t (from 0) of all runs: [K, G] mean losses, NaN where a run diverged.
 
-        The server of such a run is left as it was: go on without its settings (`keep`).
+        Of such a run the server has only NaN: go on without its settings (`keep`).
         """
         run = self.setup.experiment.run
         size = run.cohort or run.clients
@@ -72,7 +72,7 @@ class Together:
             for value, update in zip(loss.tolist(), updates, strict=True)
         ]
         self.servers = [
-            method.aggregate(server, update) if healthy else server
+            method.aggregate(server, update) if healthy else _lost(server)
             for server, update, healthy in zip(self.servers, updates, fine, strict=True)
         ]
         self.examples += examples.view(len(self.settings), -1).sum(-1)
@@ -161,6 +161,10 @@ def _repeat(data: ClientData, times: int) -> ClientData:
 
 def _on(device: torch.device, tree: Tree) -> Tree:
     return {name: value.to(device) for name, value in tree.items()}
+
+
+def _lost(server: Tree) -> Tree:
+    return {name: torch.full_like(value, math.nan) for name, value in server.items()}
 
 
 def _is_finite(update: Update) -> bool:
