@@ -132,13 +132,15 @@ def tune(
         if not experiment.run.validation and not _names_validation(given, assignments or []):
             given["validation"] = planning.VALIDATION
             experiment = resolve(config, given, assignments or [])
-        plan = planning.plan(experiment, space, candidates or planning.CANDIDATES)
+        number = planning.CANDIDATES if candidates is None else candidates
+        plan = planning.plan(experiment, space, number)
         run = experiment.run
         folder = out or record.default_folder(f"tune-{run.data}", run.method)
     else:
         if out is not None or space or candidates is not None:
             raise UserError(
-                "--resume has folder and space; leave out --out, --space, --candidates."
+                "--resume goes on in its own folder, with its own space and candidates; leave out "
+                "--out, --space and --candidates."
             )
         folder = resume
         there = SearchFolder(folder).read()

@@ -150,6 +150,7 @@ class Search:
         nll = {number: score.nll for number, score in scores.items()}
         self.over += 1
         if self.over == len(self.rungs):
+            self._earlier = self._seconds()
             self.choice = halving.choose(nll, {n: score.points for n, score in scores.items()})
             for number in nll:
                 self.candidates[number].outcome = "finished"
@@ -178,7 +179,6 @@ class Search:
         """The content of tune.json."""
         run, choice = self.setup.experiment.run, self.choice
         spent = sum(each.passes for each in self.candidates)
-        seconds = self._earlier + time.perf_counter() - self._began
         report: dict[str, Any] = {
             "schema": SCHEMA,
             "finished": choice is not None,
@@ -188,7 +188,7 @@ class Search:
             "space": self.values["space"],
             "rungs": self.rungs,
             "candidates": [each.to_json() for each in in_order(self.candidates)],
-            "cost": {"seconds": seconds, "passes": spent},
+            "cost": {"seconds": self._seconds(), "passes": spent},
             "config": self.values,
             "environment": record.environment(run.device),
         }
@@ -204,6 +204,11 @@ class Search:
                 "standard_error": None if found is None else found.error,
             }
         return report
+
+    def _seconds(self) -> float:
+        """Up to now, or up to the choice."""
+        now = 0.0 if self.choice is not None else time.perf_counter() - self._began
+        return self._earlier + now
 
     def found(self) -> Experiment:
         """The chosen settings, or the given ones as long as there is no choice."""
@@ -251,7 +256,6 @@ class Search:
             pair = chosen["difference"], chosen["standard_error"]
             found = None if pair[0] is None else Difference(*pair)
             self.choice = Choice(chosen["number"], chosen["best"], found)
-            self._began = time.perf_counter()
             return
         self.over = there["progress"]["over"]
         self.groups = []
