@@ -41,19 +41,16 @@ def test_equal_scores_keep_the_earlier_ones() -> None:
     assert halving.survivors(dict.fromkeys(range(5), 1.0)) == [0, 1, 2]
 
 
-GIVEN = torch.tensor([[1.0, 2.0, 3.0], [4.0, math.nan, math.nan]])
-"""NLL of four points of two clients."""
+GIVEN = torch.tensor([1.0, 2.0, 3.0, 4.0])
+"""NLL of four points."""
 
 
 def chosen(gains: list[float]) -> halving.Choice:
     """The choice between the given and a candidate that is lower by this on the four points."""
-    lower = torch.full_like(GIVEN, math.nan)
-    lower[GIVEN.isfinite()] = GIVEN[GIVEN.isfinite()] - torch.tensor(gains)
-    points = {0: GIVEN, 1: lower}
-    return halving.choose({n: each.nanmean().item() for n, each in points.items()}, points)
+    return halving.choose({0: GIVEN, 1: GIVEN - torch.tensor(gains)})
 
 
-def test_a_gain_of_more_than_a_standard_error_is_taken() -> None:
+def test_a_gain_of_more_than_two_standard_errors_is_taken() -> None:
     found = chosen([0.4, 0.2, 0.4, 0.2])
     assert (found.chosen, found.best) == (1, 1)
     assert found.difference is not None
@@ -62,9 +59,10 @@ def test_a_gain_of_more_than_a_standard_error_is_taken() -> None:
 
 
 def test_a_smaller_one_is_not() -> None:
-    found = chosen([2.0, -1.0, 0.5, -1.0])  # 0.125 lower, standard error 0.72
-    assert (found.chosen, found.best) == (0, 1)
-    assert found.difference is not None and not found.difference.is_gain
+    for gains in ([2.0, -1.0, 0.5, -1.0], [0.3, 0.1, -0.1, 0.3]):  # 0.2 and 1.6 standard errors
+        found = chosen(gains)
+        assert (found.chosen, found.best) == (0, 1)
+        assert found.difference is not None and not found.difference.is_gain
 
 
 def test_the_given_are_kept_where_nothing_is_better() -> None:
@@ -74,17 +72,33 @@ def test_the_given_are_kept_where_nothing_is_better() -> None:
 
 
 def test_a_single_point_moves_nothing() -> None:
-    one = torch.tensor([[1.0]])
-    assert halving.choose({0: 1.0, 1: 0.1}, {0: one, 1: one - 0.9}).chosen == 0
+    one = torch.tensor([1.0])
+    assert halving.choose({0: one, 1: one - 0.9}).chosen == 0
 
 
 def test_without_the_given_the_best_is_taken() -> None:
-    found = halving.choose({2: 0.5, 4: 0.4}, {})
+    found = halving.choose({2: GIVEN, 4: GIVEN - 0.1})
     assert (found.chosen, found.difference) == (4, None)
 
 
+def test_an_imagined_error() -> None:
+    """Of two binary models that are right on every point, the bolder one is not always better."""
+    confidence = torch.tensor([0.9, 0.8], dtype=torch.float64)
+    found = halving.with_imagined_error(-confidence.log(), confidence)
+    assert found[:2].tolist() == (-confidence.log()).tolist()
+    assert found[2].item() == pytest.approx(-(math.log(0.1) + math.log(0.2)) / 2)
+    certain = torch.ones(50, dtype=torch.float64)
+    assert halving.with_imagined_error(-certain.log(), certain)[-1].item() == 24 * math.log(2)
+    careful = torch.full((50,), 0.95, dtype=torch.float64)
+    bold, meek = (halving.with_imagined_error(-c.log(), c) for c in (certain, careful))
+    assert bold[:-1].mean() < meek[:-1].mean() and bold.mean() > meek.mean()
+    many = torch.full((5000,), 0.95, dtype=torch.float64)
+    bold, meek = (halving.with_imagined_error(-c.log(), c) for c in (torch.ones_like(many), many))
+    assert bold.mean() < meek.mean()  # with many points it matters no more
+
+
 def candidate(number: int, outcome: str, round_: int, nll: float) -> Candidate:
-    history = [{"round": round_, "nll": nll}] if math.isfinite(nll) else []
+    history = [{"round": round_, "score": nll, "nll": nll}] if math.isfinite(nll) else []
     return Candidate(number, {"zeta": float(number)}, outcome, round_, 10.0, history)
 
 

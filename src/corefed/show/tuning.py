@@ -25,23 +25,22 @@ def table(report: Report) -> Table:
     first = report["candidates"][0]
     metric = "rmse" if "rmse" in first else "accuracy"
     title = (
-        f"{report['method']} on {report['data']}: {len(report['candidates'])} candidates by "
-        f"validation NLL ({report['validation_points']:,} points)"
+        f"{report['method']} on {report['data']}: {len(report['candidates'])} candidates on "
+        f"{report['validation_points']:,} validation points"
     )
     found = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("")
     for name in first["settings"]:
         found.add_column(name, justify="right")
     found.add_column("rounds")
-    found.add_column("NLL", justify="right", no_wrap=True)
-    found.add_column("RMSE" if metric == "rmse" else "accuracy %", justify="right", no_wrap=True)
+    for heading in ("score", "NLL", "RMSE" if metric == "rmse" else "accuracy %"):
+        found.add_column(heading, justify="right", no_wrap=True)
     for each in report["candidates"]:
         found.add_row(
             _mark(report, each),
             *(f"{v:g}" if isinstance(v, float) else str(v) for v in each["settings"].values()),
             _rounds(each),
-            f"{each['nll']:.4f}" if "nll" in each else "-",
-            _score(each, metric),
+            *(_number(each, name) for name in ("score", "nll", metric)),
         )
     return found
 
@@ -59,31 +58,32 @@ def sentences(report: Report, folder: Path) -> list[str]:
 
 
 def conclusion(report: Report) -> str:
-    """The choice in one sentence."""
+    """The choice."""
     chosen, given = report["chosen"], report["given"]
     by_number = {each["number"]: each for each in report["candidates"]}
-    nll = by_number[chosen["number"]]["nll"]
-    if chosen["number"] == chosen["best"] == 0:
-        return f"Kept {given}: no candidate has a lower validation NLL ({nll:.4f})."
+    best = by_number[chosen["best"]]
+    named_best = f"{named(best['settings'])} (validation NLL {best['nll']:.4f})"
+    if chosen["best"] == 0:
+        return f"Kept {given}: no candidate has a lower score on the validation points."
     if chosen["difference"] is None:
-        return f"Chose {named(chosen['settings'])}: validation NLL {nll:.4f}; {given} diverged."
-    gain = (
-        f"{_digits(-chosen['difference'])} ± {_digits(chosen['standard_error'])} lower "
-        f"(± one standard error over {report['validation_points']:,} paired points)"
-    )
+        return f"Chose {named_best}; {given} diverged."
+    gain = f"{_digits(-chosen['difference'])} ± {_digits(chosen['standard_error'])}"
     if chosen["number"] == 0:
-        best = named(by_number[chosen["best"]]["settings"])
         return (
-            f"Kept {given} (validation NLL {nll:.4f}): the best candidate, {best}, is only {gain}."
+            f"Kept {given} (validation NLL {by_number[0]['nll']:.4f}): the best candidate, "
+            f"{named_best}, has a score that is lower by {gain}. More than two standard errors are "
+            "needed, otherwise it may be chance."
         )
-    settings = named(chosen["settings"])
-    return f"Chose {settings}: validation NLL {nll:.4f}, which is {gain} than with {given}."
+    return (
+        f"Chose {named_best}. With {given} it is {by_number[0]['nll']:.4f}; the score is lower by "
+        f"{gain} (± one standard error over {report['validation_points']:,} points)."
+    )
 
 
 def picture(report: Report, file: Path) -> None:
-    """Validation NLL against each searched setting.
+    """The score against each searched setting.
 
-    The NLL of a candidate that dropped out is from the round where it did.
+    That of a candidate that dropped out is from the round where it did.
     """
     figure, axes = panels(len(report["space"]))
     chosen = report["chosen"]["number"]
@@ -91,17 +91,17 @@ def picture(report: Report, file: Path) -> None:
         place, _ = _places(report, dimension["name"])
         for each in report["candidates"]:
             x = place[each["settings"][dimension["name"]]]
-            if "nll" not in each:
+            if "score" not in each:
                 axis.axvline(x, color="tab:red", alpha=0.4, linestyle=":", label="diverged")
                 continue
             kind = "given" if each["number"] == 0 else each["outcome"]
-            axis.plot(x, each["nll"], **_MARKS[kind])
+            axis.plot(x, each["score"], **_MARKS[kind])
             if each["number"] == chosen:
-                axis.plot(x, each["nll"], **_MARKS["chosen"])
+                axis.plot(x, each["score"], **_MARKS["chosen"])
         _scale(axis, report, dimension)
         axis.set(xlabel=dimension["name"])
         axis.grid(alpha=0.3)
-    axes[0].set(ylabel="validation NLL")
+    axes[0].set(ylabel="score on validation points")
     handles, labels = axes[-1].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     axes[-1].legend(unique.values(), unique.keys(), fontsize="small")
@@ -138,7 +138,7 @@ def _scale(axis: Any, report: Report, dimension: Mapping[str, Any]) -> None:
         axis.set_xticks(list(place.values()), [str(value) for value in place])
     elif min(place.values()) > 0 and (dimension["log"] or dimension["values"]):
         _logarithmic(axis, "x")
-    if all(each.get("nll", 1) > 0 for each in report["candidates"]):
+    if all(each.get("score", 1) > 0 for each in report["candidates"]):
         _logarithmic(axis, "y")
 
 
@@ -168,10 +168,10 @@ def _rounds(each: Mapping[str, Any]) -> str:
     return f"{each['round']}, dropped" if each["outcome"] == "dropped" else str(each["round"])
 
 
-def _score(each: Mapping[str, Any], metric: str) -> str:
-    if metric not in each:
+def _number(each: Mapping[str, Any], name: str) -> str:
+    if name not in each:
         return "-"
-    return f"{100 * each[metric]:.2f}" if metric == "accuracy" else f"{each[metric]:.4f}"
+    return f"{100 * each[name]:.2f}" if name == "accuracy" else f"{each[name]:.4f}"
 
 
 def _digits(value: float) -> str:

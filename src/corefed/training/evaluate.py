@@ -36,7 +36,7 @@ class Evaluation(NamedTuple):
     clients: list[list[float | None]]  # personal accuracy (or RMSE); None without test points
     classes: list[dict[str, list[float | None]]]  # model -> accuracy by class; empty for regression
     overconfidence: list[dict[str, float]]  # model -> mean confidence - accuracy; the same
-    nll: Tensor  # [C, n] of every point, by the model of `clients`; NaN on padding
+    points: Tree  # scores of every point, [C, n] each, by the model of `clients`
 
     def line(self, labels: tuple[str, ...]) -> dict[str, Any]:
         """What a line of rounds.jsonl has of it."""
@@ -113,8 +113,7 @@ def evaluate(
         totals(*_masked(first, labels, real, slice(c, c + 1)), classes) for c in range(len(real))
     ]
     scores = [first_metric(one) for one in each_client]
-    nll = first["nll"].masked_fill(~real, math.nan)
-    return Evaluation(metrics, [scores[span] for span in spans], by_class, bold, nll)
+    return Evaluation(metrics, [scores[span] for span in spans], by_class, bold, first)
 
 
 def evaluate_clients(

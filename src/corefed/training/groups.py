@@ -17,9 +17,8 @@ from corefed.base.types import ClientData
 from corefed.methods import registry
 from corefed.settings.fields import list_settings, to_flat
 from corefed.settings.run import Experiment
-from corefed.training import checkpoint
+from corefed.training import checkpoint, halving
 from corefed.training.loop import size_of
-from corefed.training.record import main_model
 from corefed.training.setup import Setup
 from corefed.training.together import Together
 
@@ -27,9 +26,13 @@ from corefed.training.together import Together
 class Score(NamedTuple):
     """A candidate on the validation points, by its main model."""
 
-    nll: float  # mean over the points of all seeds; not finite where it diverged
-    other: dict[str, float]  # accuracy or RMSE, mean over seeds
-    points: Tensor  # [G N, n] NLL of every point; NaN on padding
+    points: Tensor  # [M] NLL of the points of all seeds, then of an imagined error
+    metrics: dict[str, float]  # NLL, and accuracy or RMSE, over the points of all seeds
+
+    @property
+    def value(self) -> float:
+        """What candidates are compared by; not finite where one diverged."""
+        return self.points.mean().item()
 
 
 class Group:
@@ -78,18 +81,18 @@ class Group:
 
     def evaluate(self, points: ClientData) -> dict[int, Score]:
         """Every candidate on these points, after the last round."""
-        together = self.together
-        found = together.evaluation(self.round - 1, points)
-        seeds = len(together.seeds)
-        each = found.nll.chunk(len(self.members))
+        found = self.together.evaluation(self.round - 1, points).points
+        real = (points.weight > 0).cpu()
         scores = {}
         for place, number in enumerate(self.numbers):
-            metrics = found.metrics[place * seeds : (place + 1) * seeds]
-            model = main_model(metrics[0])
-            names = [m for m in ("accuracy", "rmse") if f"{model}_{m}" in metrics[0]]
-            other = {m: math.fsum(one[f"{model}_{m}"] for one in metrics) / seeds for m in names}
-            nll = each[place][_real(points)].mean().item()
-            scores[number] = Score(nll, other, each[place])
+            mine = {k: v.chunk(len(self.members))[place][real] for k, v in found.items()}
+            metrics, each = {"nll": mine["nll"].mean().item()}, mine["nll"]
+            if "confidence" in mine:
+                metrics["accuracy"] = mine["correct"].mean().item()
+                each = halving.with_imagined_error(each, mine["confidence"])
+            else:
+                metrics["rmse"] = math.sqrt(mine["squared_error"].mean().item())
+            scores[number] = Score(each, metrics)
         return scores
 
     def keep(self, numbers: Sequence[int]) -> None:
@@ -150,7 +153,3 @@ def _shared(experiment: Experiment, stackable: bool) -> tuple[object, ...]:
     values = to_flat(experiment.settings)
     kept = [value for name, value in values.items() if not (stackable and name in own)]
     return (experiment.run, *kept)
-
-
-def _real(points: ClientData) -> Tensor:
-    return (points.weight > 0).cpu()

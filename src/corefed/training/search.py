@@ -136,7 +136,7 @@ class Search:
         scores: dict[int, Score] = {}
         for group in self.groups:
             for number, score in group.evaluate(self.points).items():
-                if math.isfinite(score.nll):
+                if math.isfinite(score.value):
                     scores[number] = score
                 else:
                     self.candidates[number].outcome = "diverged"
@@ -145,18 +145,17 @@ class Search:
         if not scores:
             self._refuse_all_diverged()
         for number, score in scores.items():
-            entry = {"round": self.rungs[self.over], "nll": score.nll, **score.other}
+            entry = {"round": self.rungs[self.over], "score": score.value, **score.metrics}
             self.candidates[number].history.append(entry)
-        nll = {number: score.nll for number, score in scores.items()}
         self.over += 1
         if self.over == len(self.rungs):
             self._earlier = self._seconds()
-            self.choice = halving.choose(nll, {n: score.points for n, score in scores.items()})
-            for number in nll:
+            self.choice = halving.choose({n: score.points for n, score in scores.items()})
+            for number in scores:
                 self.candidates[number].outcome = "finished"
             return
-        left = halving.survivors(nll)
-        for number in nll.keys() - set(left):
+        left = halving.survivors({number: score.value for number, score in scores.items()})
+        for number in scores.keys() - set(left):
             self.candidates[number].outcome = "dropped"
         for group in self.groups:
             group.keep([number for number in group.numbers if number in left])
