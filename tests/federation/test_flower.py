@@ -184,7 +184,7 @@ def test_a_killed_server_goes_on_to_the_same_result(
 
 
 def test_a_finished_run_can_be_given_more_rounds(tmp_path: Path) -> None:
-    flags = with_small("pfedbayes")
+    flags = with_small("pfedbayes") | {"planned_rounds": 5}
     longer = federation(tmp_path / "longer", {**flags, "rounds": 5})
     longer.federate()
     folders = federation(tmp_path / "short", flags)

@@ -55,7 +55,7 @@ def test_finished_cells_are_read_and_begun_ones_resumed(
     cut = tmp_path / "cut"
     cells.outcomes(TWO[:1], cut, QUIET, jobs=1)
     begun = cells.place_of(TWO[1], cut)
-    cells.train(small("Plain", method="fedavg", rounds=1), cut)
+    cells.train(small("Plain", method="fedavg", rounds=1, planned_rounds=SMALL["rounds"]), cut)
     (begun / record.SUMMARY).unlink()
     asked: list[Path] = []
     train = cells.rounds.train
@@ -84,7 +84,7 @@ def test_a_cell_that_fails_leaves_the_others(tmp_path: Path) -> None:
 def test_a_cell_of_other_settings_is_refused(tmp_path: Path) -> None:
     cells.outcomes(TWO[1:], tmp_path, QUIET, jobs=1)
     other = [small("Plain", method="fedavg", learning_rate=0.5)]
-    with pytest.raises(UserError, match=r"learning_rate \(0.02 there, 0.5 here\)"):
+    with pytest.raises(UserError, match=r"learning_rate \(0.07 there, 0.5 here\)"):
         cells.outcomes(other, tmp_path, QUIET, jobs=1)
 
 

@@ -61,7 +61,14 @@ SMALL = {
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "pfedbayes": [
         {"monte_carlo": 3, "eta_1": 0.02, "zeta": 5.0},
-        {"optimizer": "sgd", "fusion": "precision", "beta": 0.5},
+        {
+            "optimizer": "sgd",
+            "fusion": "precision",
+            "beta": 0.5,
+            "eta_1": 0.001,
+            "eta_2": 0.001,
+            "initial_rho": -3.0,
+        },
     ],
     "bnfed": [{"sigma": 0.3, "initial": "shared"}, {"sigma": 0.1, "growth": 1}],
     "random-subset": [{"redraw_every": 2}, {"base": "fedavg", "redraw_every": 3}],

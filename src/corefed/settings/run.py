@@ -88,6 +88,9 @@ class Run:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How learning rates fall over the planned rounds: not at all, or along a line or a cosine to
     nearly 0."""
+    planned_rounds: NotNegativeInt = 0
+    """Rounds that a schedule, and the rise of zeta, are laid out for; 0 takes `rounds`. A resumed
+    run may have more rounds, but keeps its plan."""
     warmup: Annotated[NotNegativeInt, Unit("rounds")] = 0
     """First rounds, in which learning rates rise to their values."""
     validation: Annotated[float, SHARE] = 0.0

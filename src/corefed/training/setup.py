@@ -22,7 +22,7 @@ from corefed.data.table import Settings
 from corefed.methods import registry
 from corefed.models import cnn, own
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
-from corefed.models.network import Model, mlp
+from corefed.models.network import PIXELS, STANDARDISED, Model, mlp
 from corefed.models.own import Factory
 from corefed.settings.config import check_cohort
 from corefed.settings.run import MEMORY, OWN, Experiment, Run
@@ -226,4 +226,6 @@ def network(
     if run.model == "cnn":
         image = cnn.image_shape(torch.Size(shape), run.data)
         return cnn.cnn(image, run.channels, run.hidden, likelihood)
-    return mlp((math.prod(shape), *run.hidden, likelihood.outputs), likelihood)
+    standardised = run.scale in ("standard", "features", "client")
+    mean_square = STANDARDISED if standardised else PIXELS
+    return mlp((math.prod(shape), *run.hidden, likelihood.outputs), likelihood, mean_square)
