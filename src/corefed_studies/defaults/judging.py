@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from corefed.base import files
+from corefed.base.errors import UserError
 from corefed.settings.config import resolve
 from corefed.training import evaluate, fitted, rounds
 from corefed.use import selective
@@ -31,28 +32,35 @@ class Row(NamedTuple):
     model: str  # personal, global or localized (after the local steps: fine-tuned)
 
 
-_BEFORE: Flags = {"eta_1": 0.001, "eta_2": 0.001, "initial_rho": -3.0, "anneal": 0.0}
+_BEFORE: Flags = {
+    "eta_1": 0.001, "eta_2": 0.001, "initial_rho": -3.0, "anneal": 0.0, "by_layer": False,
+}  # fmt: skip
 _CORESET: Flags = {"method": "coreset-pfedbayes", "fraction": 0.1}
 
 FULL, CORESET, REDRAWN = "pfedbayes", "coreset, 10 %", "random, redrawn, 10 %"
-ALONE, TUNED = "independent", "fedavg, fine-tuned"
+ALONE, TUNED, ONE_RATE = "independent", "fedavg, fine-tuned", "pfedbayes, one rate"
 
 ROWS = {
     FULL: Row({"method": "pfedbayes"}, "personal"),
     CORESET: Row(_CORESET, "personal"),
     REDRAWN: Row({**_CORESET, "selector": "random"}, "personal"),
     ALONE: Row({"method": "independent"}, "personal"),
-    "fedavg": Row({"method": "fedavg"}, "global"),
-    TUNED: Row(
-        {"method": "fedavg", "schedule": "constant", "learning_rate": 0.07, "initial_std": 0.1},
-        "localized",
+    TUNED: Row({"method": "fedavg"}, "localized"),
+    "fedavg, falling rate": Row(
+        {"method": "fedavg", "schedule": "cosine", "learning_rate": 0.55, "initial_std": 0.07},
+        "global",
     ),
     "pfedme": Row({"method": "pfedme"}, "personal"),
     "per-fedavg": Row({"method": "per-fedavg"}, "personal"),
+    ONE_RATE: Row({"method": "pfedbayes", "by_layer": False}, "personal"),
     "pfedbayes, before": Row({"method": "pfedbayes", **_BEFORE}, "personal"),
     "coreset, 10 %, before": Row({**_CORESET, **_BEFORE}, "personal"),
 }
-"""`before`: with the defaults that corefed had before this study."""
+"""`before`: with the defaults that corefed had before this study. `falling rate`: what was chosen
+for a shared model. `one rate`: for all layers."""
+
+WIDE = ("cifar10-cnn", "cifar10-features", "chest-xray")
+"""Problems with layers of more than 100 inputs; elsewhere `one rate` is pfedbayes itself."""
 
 Cell = dict[str, Any]
 
@@ -70,8 +78,11 @@ def train(problem: DefaultsProblem, row: str, files_in: Path, device: str) -> Ce
 
 
 def measure(settings: Flags, model: str) -> Cell:
-    """A run's metrics by seed of one kind of model, and its costs."""
-    trained = rounds.train(resolve(flags=settings))
+    """A run's metrics by seed of one kind of model, and its costs, or the sentence it failed by."""
+    try:
+        trained = rounds.train(resolve(flags=settings))
+    except UserError as error:  # it diverged
+        return {"failure": str(error)}
     summary = trained.summary
     metrics = {
         name.removeprefix(f"{model}_"): value["per_seed"]
