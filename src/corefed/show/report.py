@@ -108,11 +108,20 @@ def _caption(summary: dict[str, Any]) -> str:
     if "refreshes" in coreset:
         words.append(f"{coreset['refreshes']:.1f} refreshes per client")
     words.append(f"{cost['seconds_per_round']:.2f} s per round")
+    words += _temperature(summary)
     if "overhead_seconds_per_round" in cost:
         words.append(f"{cost['overhead_seconds_per_round']:.2f} s of them not training")
     if "privacy" in summary:
         words.append(_spent(summary["privacy"]))
     return ", ".join(words)
+
+
+def _temperature(summary: Mapping[str, Any]) -> list[str]:
+    """Of the main model, where predictions were calibrated on validation points."""
+    main = summary.get("calibration", {}).get(main_model(summary["metrics"]))
+    if main is None:
+        return []
+    return [f"calibrated at temperature {main['temperature']['all_clients']['mean']:.2f}"]
 
 
 def _spent(privacy: Mapping[str, Any]) -> str:

@@ -11,6 +11,12 @@
 Files are replaced whole (temporary file, fsync, rename), except rounds.jsonl, which grows; a
 resumed run cuts it back to the rounds of its checkpoint. `summary.json` can be made from
 experiment.toml and rounds.jsonl, so that an unfinished run can be read too.
+
+Where temperatures are fitted, the last line has `calibration` (`calibration.py`): the temperatures,
+and the metrics of the test and the validation points at them. Metrics in rounds.jsonl are without
+temperatures in every line, so that they make one curve. `metrics` in summary.json are of the models
+as they are kept and predict, with temperatures; `calibration` has the values before and after.
+Accuracy and RMSE are the same in both. `validation` is without: settings are compared by it.
 """
 
 from __future__ import annotations
@@ -234,10 +240,12 @@ def summarise(
 ) -> dict[str, Any]:
     """The content of summary.json. Metrics are of the last evaluated round, not of the best.
 
-    Costs are sums over seeds; seconds are of training, without evaluation.
+    Those of a calibrated run are at its temperatures, as the module says. Costs are sums over
+    seeds; seconds are of training, without evaluation.
     """
     last = next((line for line in reversed(lines) if "metrics" in line), {})
-    evaluated: dict[str, list[float]] = last.get("metrics", {})
+    calibrated: Line = last.get("calibration", {})
+    evaluated: dict[str, list[float]] = last.get("metrics", {}) | calibrated.get("metrics", {})
     coreset = lines[-1]["coreset"] if lines else {}
     seconds = sum(line["seconds"] for line in lines)
     return {
@@ -248,6 +256,7 @@ def summarise(
         "config": dict(values),
         "metrics": {name: over_seeds(each) for name, each in evaluated.items()},
         **_validation(last),
+        **_calibration(last),
         "classes": {
             model: {label: over_seeds(each) for label, each in row.items() if None not in each}
             for model, row in last.get("classes", {}).items()
@@ -274,6 +283,36 @@ def _validation(line: Line) -> dict[str, Any]:
     """Metrics of the validation points, where the run has some."""
     found = line.get("validation", {})
     return {"validation": {k: over_seeds(v) for k, v in found.items()}} if found else {}
+
+
+def _calibration(line: Line) -> dict[str, Any]:
+    """Temperatures and what they changed, by kind of model, where temperatures were fitted."""
+    about: Line = line.get("calibration", {})
+    found = {}
+    for kind, pooled in about.get("pooled", {}).items():
+        T: dict[str, Any] = {"all_clients": over_seeds(pooled)}
+        own = [one for seed in about["temperature"].get(kind, []) for one in seed if one]
+        if own:
+            T |= {"min": min(own), "median": statistics.median(own), "max": max(own)}
+        parts = {"test": "metrics", "validation": "validation"}
+        found[kind] = {"temperature": T} | {
+            part: _before_and_after(kind, line[name], about[name])
+            for part, name in parts.items()
+            if name in about
+        }
+        for when, each in about.get("chance", {}).items():
+            if kind in each:
+                found[kind]["test"][when]["chance_ece"] = over_seeds(each[kind])
+    return {"calibration": found} if found else {}
+
+
+def _before_and_after(kind: str, *both: Mapping[str, list[float]]) -> dict[str, Any]:
+    """Metrics that temperatures change; chance_ece is what a perfect model has by chance alone."""
+    changed = ("nll", "ece", "brier")
+    return {
+        when: {m: over_seeds(each[f"{kind}_{m}"]) for m in changed if f"{kind}_{m}" in each}
+        for when, each in zip(("before", "after"), both, strict=True)
+    }
 
 
 def _selection_cost(lines: Sequence[Line]) -> dict[str, float]:
