@@ -87,6 +87,12 @@ CASES = [
          "learn_noise": True, "noise": 0.5},
         id="regression",
     ),
+    pytest.param(with_small("pfedbayes", validation=0.3, scale="standard"), id="validation"),
+    pytest.param(
+        {**DIGITS, "data": "synthetic-regression", "partition": "natural", "validation": 0.2,
+         "noise": 0.5},
+        id="validation, regression",
+    ),
     pytest.param(
         with_small("pfedbayes", model="cnn", channels="4,4,4", scale="standard"), id="cnn"
     ),
@@ -118,6 +124,19 @@ def test_the_simulations_numbers(flags: dict[str, Any], tmp_path: Path) -> None:
                 assert mine["metrics"][name][0] == pytest.approx(value[0], rel=1e-3), name
         assert mine["coreset"].keys() == theirs["coreset"].keys()
         assert mine["classes"].keys() == theirs["classes"].keys()
+        for name, value in theirs.get("validation", {}).items():  # a client has nine points
+            assert mine["validation"][name][0] == pytest.approx(value[0], rel=1e-3, abs=0.04), name
+    calibrated, theirs = lines[-1].get("calibration"), expected[-1].get("calibration")
+    assert bool(calibrated) == bool(theirs) == ("validation" in flags)
+    if calibrated and theirs:
+        for name, value in theirs["pooled"].items():
+            assert calibrated["pooled"][name] == pytest.approx(value, rel=1e-3), name
+        for name, value in theirs["temperature"].items():
+            assert calibrated["temperature"][name][0] == pytest.approx(value[0], rel=1e-3), name
+        for name, value in theirs["metrics"].items():
+            if name.endswith("nll"):
+                assert calibrated["metrics"][name] == pytest.approx(value, rel=1e-3), name
+                assert summary["metrics"][name]["mean"] == calibrated["metrics"][name][0]
 
 
 @pytest.mark.parametrize("method", ["coreset-pfedbayes", "fedavg", "per-fedavg"])

@@ -60,7 +60,7 @@ def slopes(
     classes: int,
     unit: TargetUnit | None = None,
 ) -> Tree:
-    """By kind of model, the slopes of each client's points, [C, 65]; predicts as `evaluate` does."""
+    """By kind of model, slopes of each client's points, [C, 65]; it predicts as `evaluate` does."""
     found: dict[str, list[Tensor]] = {}
     for rows, own, models, noise in chunks(clients, method, servers, round_, draws):
         part = slice(rows.start, rows.stop)
