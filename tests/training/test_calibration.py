@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from corefed.base.types import ClientData
-from corefed.bayes.temperature import GRID
+from corefed.bayes.temperature import ALL, GRID
 from corefed.settings.config import resolve
 from corefed.training import calibration, evaluate, fitted, record, rounds, setup
 from corefed.use import predictions
@@ -59,7 +59,8 @@ def test_a_client_without_points_has_the_temperature_of_all() -> None:
     slope[:, 0] = 40 * (GRID - 2)  # points of the first client that say T = 2
     found = calibration.fit({"personal": slope.flatten(0, 1), "global": slope.flatten(0, 1)}, 2)
     pooled, own = found.pooled["personal"], found.clients["personal"].view(2, 3)
-    assert pooled[0] == pytest.approx((2 * 40 + 1 * 4) / 44)  # S + nu (T - 1) with nu = 4
+    nu = ALL**-2
+    assert pooled[0] == pytest.approx((2 * 40 + 1 * nu) / (40 + nu))  # S + nu (T - 1) = 0
     torch.testing.assert_close(own[:, 1:], pooled.unsqueeze(-1).expand(2, 2))
     assert bool((own[:, 0] > pooled).all()) and bool((own[:, 0] < 2).all())
     assert torch.equal(found.clients["global"], found.pooled["global"].repeat_interleave(3))
