@@ -39,6 +39,7 @@ from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.settings.config import to_dict, to_toml
 from corefed.settings.run import Experiment
+from corefed.training import before_and_after
 
 if TYPE_CHECKING:  # a record is read without torch
     from corefed.base.types import Tree
@@ -256,7 +257,7 @@ def summarise(
         "config": dict(values),
         "metrics": {name: over_seeds(each) for name, each in evaluated.items()},
         **_validation(last),
-        **_calibration(last),
+        **before_and_after.section(last, over_seeds),
         "classes": {
             model: {label: over_seeds(each) for label, each in row.items() if None not in each}
             for model, row in last.get("classes", {}).items()
@@ -283,36 +284,6 @@ def _validation(line: Line) -> dict[str, Any]:
     """Metrics of the validation points, where the run has some."""
     found = line.get("validation", {})
     return {"validation": {k: over_seeds(v) for k, v in found.items()}} if found else {}
-
-
-def _calibration(line: Line) -> dict[str, Any]:
-    """Temperatures and what they changed, by kind of model, where temperatures were fitted."""
-    about: Line = line.get("calibration", {})
-    found = {}
-    for kind, pooled in about.get("pooled", {}).items():
-        T: dict[str, Any] = {"all_clients": over_seeds(pooled)}
-        own = [one for seed in about["temperature"].get(kind, []) for one in seed if one]
-        if own:
-            T |= {"min": min(own), "median": statistics.median(own), "max": max(own)}
-        parts = {"test": "metrics", "validation": "validation"}
-        found[kind] = {"temperature": T} | {
-            part: _before_and_after(kind, line[name], about[name])
-            for part, name in parts.items()
-            if name in about
-        }
-        for when, each in about.get("chance", {}).items():
-            if kind in each:
-                found[kind]["test"][when]["chance_ece"] = over_seeds(each[kind])
-    return {"calibration": found} if found else {}
-
-
-def _before_and_after(kind: str, *both: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Metrics that temperatures change; chance_ece is what a perfect model has by chance alone."""
-    changed = ("nll", "ece", "brier")
-    return {
-        when: {m: over_seeds(each[f"{kind}_{m}"]) for m in changed if f"{kind}_{m}" in each}
-        for when, each in zip(("before", "after"), both, strict=True)
-    }
 
 
 def _selection_cost(lines: Sequence[Line]) -> dict[str, float]:
