@@ -28,6 +28,7 @@ pytest.importorskip("vl_convert", reason="the report's extra is not installed")
 
 from corefed.data.columns import Column
 from corefed.data.preparation import Preparation
+from corefed.settings.config import resolve
 from corefed.show.page import gather, making, paired, points
 from corefed.show.page.content import Missing
 from corefed.show.page.sections import chosen, clients, comparison, trust
@@ -355,6 +356,22 @@ def test_calibration_before_and_after(data: str, tmp_path: Path) -> None:
         assert "is expected from chance" in text or "are expected from chance" in text
         before = read.summary["calibration"]["personal"]["test"]["before"]["ece"]["mean"]
         assert f"{before:.3f} before calibration" in text
+
+
+def test_images_in_files_are_split_as_in_training(tmp_path: Path) -> None:
+    """Those that are held back for validation are not among the training points."""
+    for place in range(24):
+        folder = tmp_path / "ab"[place % 2]
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4), (place, 0, 0)).save(folder / f"{place}.png")
+    flags = {"data": f"image-folder:{tmp_path}", "partition": "iid", "clients": 2}
+    sizes = []
+    for share in (0.0, 0.25):
+        run = resolve(flags={**flags, "validation": share, "embedding": "resnet18"}).run
+        found = points._files(run)
+        sizes.append([(len(a), len(b)) for a, b in zip(*found.y, strict=True)])
+    for (train, test), (fewer, same) in zip(*sizes, strict=True):
+        assert same == test and 0 < train - fewer <= math.ceil(0.25 * train)
 
 
 @pytest.mark.parametrize("right", [0.8, 0.6])

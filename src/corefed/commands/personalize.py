@@ -133,6 +133,10 @@ def _table(joined: Newcomer) -> Table:
         f"{steps} steps on {summary['coreset'].get('size', data.train.weight.sum()):.0f} "
         f"of {int(data.train.weight.sum())} points in {cost['seconds']:.1f} s"
     )
+    found = summary.get("calibration", {}).get("personal")
+    if found is not None:
+        T = found["temperature"]["median"]
+        shown.caption += f"; calibrated at temperature {T:.2f}, but for the one trained alone"
     return shown
 
 
