@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from corefed.base.types import ClientData
 from corefed.bayes.temperature import ALL, GRID
 from corefed.settings.config import resolve
+from corefed.show import report
 from corefed.training import calibration, evaluate, fitted, record, rounds, setup
 from corefed.use import predictions
 from corefed.use.predictions import PredictionSettings
@@ -228,3 +229,15 @@ def test_metrics_at_temperatures_are_those_of_tempered_predictions() -> None:
     found = evaluate._score(p, y, 2, temperature=torch.tensor([T]))
     for name, value in by_hand.items():
         torch.testing.assert_close(found[name], value)
+
+
+def test_tables_say_which_numbers_are_calibrated(tmp_path: Path) -> None:
+    train(tmp_path / "with")
+    train(tmp_path / "without", "validation=0")
+    both = report.load([tmp_path / "with", tmp_path / "without"])
+    assert report.comparison_table(both).caption == (
+        "NLL and ECE of runs with validation points are after calibration."
+    )
+    assert report.comparison_table(both[:1]).caption == "NLL and ECE are after calibration."
+    assert report.comparison_table(both[1:]).caption is None
+    assert "calibrated at temperature" in str(report.metrics_table(both[0].summary).caption)

@@ -163,6 +163,10 @@ def comparison_table(results: Sequence[RunResult]) -> Table:
             f"{cost['seconds_per_round']:.3f}",
             f"{cost['examples_processed']:,}",
         )
+    calibrated = [summary for summary in summaries if "calibration" in summary]
+    if calibrated:
+        whose = "" if len(calibrated) == len(summaries) else " of runs with validation points"
+        table.caption = f"NLL and ECE{whose} are after calibration."
     return table
 
 
