@@ -165,3 +165,13 @@ def test_choose_is_uniform() -> None:
         assert len(counts) == total
         std = math.sqrt(rounds * p * (1 - p))
         assert max(abs(count - rounds * p) for count in counts.values()) < 4.5 * std
+
+
+def test_the_same_client_twice_draws_once() -> None:
+    """Several settings of a run have the same clients; together or not, the numbers are alike."""
+    who = [Who(0, 0), Who(0, 1), Who(0, 0), Who(1, 0)]
+    together, apart = Streams(who, 3), Streams(who, 3)
+    for shape in ((5,), (2, 3)):
+        drawn = together.normal("theta", *shape, together=True)
+        assert torch.equal(drawn, apart.normal("theta", *shape))
+        assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[3])

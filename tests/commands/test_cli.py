@@ -23,7 +23,7 @@ from corefed.training import record, rounds
 
 SUMMARY_KEYS = {
     "schema", "method", "data", "partition", "clients", "rounds", "seeds", "config", "metrics",
-    "classes", "coreset", "cost", "environment",
+    "classes", "overconfidence", "coreset", "cost", "environment",
 }  # fmt: skip
 
 
@@ -80,6 +80,8 @@ def test_the_folder_of_a_run(finished: Path) -> None:
         assert 0 <= accuracy["mean"] <= 1
         assert len(accuracy["per_seed"]) == 2
         assert {f"{model}_{m}" for m in ("nll", "ece", "brier")} <= summary["metrics"].keys()
+        ece = summary["metrics"][f"{model}_ece"]["mean"]
+        assert abs(summary["overconfidence"][model]["mean"]) <= ece
     lines = [json.loads(text) for text in (finished / "rounds.jsonl").read_text().splitlines()]
     assert [each["round"] for each in lines] == [1, 2]
     assert len(lines[1]["clients"]) == 2
@@ -228,10 +230,15 @@ def test_compare(finished: Path, tmp_path: Path) -> None:
     assert "pfedbayes" in result.out
     assert "random-subset" in result.out
     assert "±" in result.out
+    assert f"1  {finished}: seeds 0,1" in result.out.replace("\n", " ")
+    words = " ".join(result.out.split())
+    assert "Lowest NLL: " in words and "one seed cannot tell a difference from chance" in words
     assert picture.read_bytes().startswith(b"\x89PNG")
     both = json.loads(corefed("compare", finished, tmp_path / "half", "--json").out)
     assert [each["coreset"]["fraction"] for each in both] == [1.0, 0.5]
     assert both[0]["folder"] == str(finished)
+    assert [each["label"] for each in both] == ["pfedbayes", "random-subset (50 %)"]
+    assert all(each["cost"]["wall_seconds"] > each["cost"]["seconds"] for each in both)
     bad = corefed("compare", finished, "--plot", tmp_path / "curves.nonsense")
     assert bad.code == 2
     assert "Cannot write the picture" in bad.err

@@ -112,6 +112,9 @@ def test_the_simulations_numbers(flags: dict[str, Any], tmp_path: Path) -> None:
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
     for mine, theirs in zip(lines, expected, strict=True):
         assert mine["examples"] == theirs["examples"]
+        assert mine["passes"] == pytest.approx(theirs["passes"])
+        assert mine.get("passes_complete") == theirs.get("passes_complete")
+        assert mine["overconfidence"].keys() == theirs["overconfidence"].keys()
         assert mine["bytes_up"] == theirs["bytes_up"]
         assert mine["bytes_down"] == theirs["bytes_down"]
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
@@ -659,6 +662,7 @@ def test_a_client_may_keep_its_figures_to_itself(tmp_path: Path) -> None:
     folders.grid.tamper = listen
     summary = folders.federate()
     assert summary["metrics"] == {}
+    assert summary["cost"]["passes_complete"] is False  # nobody knows
     trained = [figures for figures in said if "examples" in figures]
     assert all(set(figures) == {"examples", "seconds"} for figures in trained)
 

@@ -76,11 +76,12 @@ DIGITS: Settings = {
     "data": "digits", "partition": "dirichlet:1.0", "clients": 4, "keep": 0.5, "rounds": 2,
     "local_steps": 6, "batch_size": 20, "seeds": "0,1", "cohort": 0, "model": "mlp", "hidden": 12,
     "scale": "unit", "device": "cpu", "runtime": "vmap", "memory_mb": 4096, "evaluate_every": 1,
-    "evaluate_draws": 3, "checkpoint_every": 1,
+    "evaluate_draws": 3, "checkpoint_every": 1, "schedule": "constant", "warmup": 0,
+    "validation": 0.0,
 }  # fmt: skip
 BAYES: Settings = {
     "zeta": 1.0, "beta": 1.0, "eta_1": 0.01, "eta_2": 0.01, "monte_carlo": 1, "optimizer": "adam",
-    "fusion": "average", "initial_std": 0.1, "initial_rho": -3.0,
+    "fusion": "average", "initial_std": 0.1, "initial_rho": -3.0, "anneal": 0.0,
 }  # fmt: skip
 # refresh_every 4 of 6 local steps: coresets are chosen anew inside a round.
 CORESET: Settings = {

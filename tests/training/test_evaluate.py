@@ -27,6 +27,15 @@ def test_classification_by_hand() -> None:
     assert found["ece"] == pytest.approx(0.1)
 
 
+def test_too_bold_and_too_cautious() -> None:
+    """Gaps of bins keep their sign: confidence .9, .6 and .6 (mean .7), accuracy 2/3."""
+    each = {name: value[0] for name, value in evaluate.score_classes(P, Y).items()}
+    sums = evaluate.totals(each, Y[0], classes=2)
+    assert evaluate.overconfidence(sums) == pytest.approx(0.7 - 2 / 3)
+    right = {name: value[0] for name, value in evaluate.score_classes(P, P.argmax(-1)).items()}
+    assert evaluate.overconfidence(evaluate.totals(right, Y[0], 2)) == pytest.approx(0.7 - 1)
+
+
 @pytest.mark.parametrize(("confidence", "index"), [(1 / 15, 0), (1 / 15 + 1e-9, 1), (1.0, 14)])
 def test_bins_are_closed_above(confidence: float, index: int) -> None:
     """Two points share a bin, and their gaps cancel, only if they are on the same side."""

@@ -226,7 +226,9 @@ def test_summary_by_hand(experiment: Experiment) -> None:
     assert accuracy["mean"] == pytest.approx(0.6)
     assert accuracy["std"] == pytest.approx(0.02**0.5)  # divisor seeds - 1
     assert summary["coreset"] == {"fraction": 1.0, "held_out_error": pytest.approx(0.2)}
-    assert summary["cost"]["examples_processed"] == 60
+    assert summary["cost"]["examples_processed"] == summary["cost"]["passes"] == 60
+    assert summary["cost"]["passes_complete"]
+    assert summary["overconfidence"] == {}
     assert summary["cost"]["bytes_up"] == 12
     assert summary["cost"]["bytes_down"] == 16
     assert summary["cost"]["seconds"] == 1.0

@@ -78,12 +78,15 @@ MOMENTS = [
 """Each resumed run dies at the next one: (where, at which such write of its process)."""
 
 
+TIMES = ("seconds", "seconds_per_round", "evaluate_seconds", "wall_seconds", "peak_memory_mb")
+
+
 def outcome(folder: Path) -> dict[str, Any]:
     """Everything that may not depend on having been killed: all but times, memory, versions."""
     summary = json.loads((folder / record.SUMMARY).read_text())
     lines = [json.loads(text) for text in (folder / record.ROUNDS).read_text().splitlines()]
     for each in (summary["cost"], *lines):
-        for key in ("seconds", "seconds_per_round", "evaluate_seconds", "peak_memory_mb"):
+        for key in TIMES:
             each.pop(key, None)
     summary.pop("environment")
     state = (folder / record.STATE).read_bytes()

@@ -88,8 +88,17 @@ class Streams:
             ]
         return self._open[name]
 
-    def normal(self, purpose: str, *shape: int) -> Tensor:
-        """[C, *shape] standard normals."""
+    def normal(self, purpose: str, *shape: int, together: bool = False) -> Tensor:
+        """[C, *shape] standard normals.
+
+        `together` promises that all clients draw for this purpose in every call. Several settings
+        of one run that train side by side have the same clients, whose numbers are then drawn once.
+        """
+        place = {who: number for number, who in enumerate(dict.fromkeys(self.who))}
+        if together and len(place) < len(self.who):
+            firsts = self.subset([self.who.index(who) for who in place])
+            rows = torch.tensor([place[who] for who in self.who], device=self.device)
+            return firsts.normal(purpose, *shape)[rows]
         out = torch.empty(len(self.who), *shape, device=self.source)
         pairs = list(zip(out, self.generators(purpose), strict=True))
         if self.source.type == "cpu" and len(pairs) > 1 and out.numel() >= WORTH_THREADS:

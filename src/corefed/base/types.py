@@ -84,6 +84,7 @@ class Subset(NamedTuple):
     report: Callable[[Tree], Tree] = lambda state: {}  # numbers per client, [C] each, to record
     cost: Callable[[Tree], Tensor] | None = None  # state -> [C] forward passes of points spent on
     # selecting so far; None: not counted
+    free: bool = False  # selecting takes no pass through the network
 
 
 class Traits(NamedTuple):

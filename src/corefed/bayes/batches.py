@@ -69,5 +69,5 @@ def noises(streams: Streams, shape: tuple[int, ...], steps: int) -> Iterator[Ten
     numel = torch.Size(shape).numel()
     block = 1 if streams.source.type == "cpu" else max(1, min(steps, GPU_BLOCK // max(1, numel)))
     for start in range(0, steps, block):
-        many = streams.normal("theta", min(block, steps - start), *shape)
+        many = streams.normal("theta", min(block, steps - start), *shape, together=True)
         yield from many.unbind(1)

@@ -1,4 +1,4 @@
-"""`corefed compare`: runs side by side."""
+"""`corefed compare`: runs side by side, and sentences that say what the table shows."""
 
 from __future__ import annotations
 
@@ -18,8 +18,14 @@ def compare(
         Path | None, typer.Option(help="Draw the learning curves into this file (.png, .svg).")
     ] = None,
 ) -> None:
-    """Put runs side by side: accuracies, calibration, cost. Unfinished runs are shown as such."""
-    from corefed.show import report  # torch takes a second
+    """Put runs side by side: accuracies, calibration, cost. Unfinished runs are shown as such.
+
+    Beneath the table are the folders, the settings in which runs differ,
+    and sentences that say what the table shows. Seconds are of training,
+    selection included. A pass is one point forward and backward through the
+    network; a forward pass alone counts a third. Both are sums over seeds.
+    """
+    from corefed.show import report, verdict  # rich takes a while
 
     results = report.load(folders)
     if plot is not None:
@@ -28,3 +34,5 @@ def compare(
         typer.echo(jsonlib.dumps(report.comparison_json(results), indent=1))
     else:
         report.console().print(report.comparison_table(results))
+        for line in ("", *report.legend(results), "", *verdict.sentences(results)):
+            typer.echo(report.wrapped(line))

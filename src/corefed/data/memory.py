@@ -98,8 +98,9 @@ def federate(pool: GivenPoints, run: Run, fraction: float) -> FederatedData:
             raise UserError("No client has points enough to test on; give some as test=.")
         splits = held_out.with_validation(pool.dataset, splits, run.validation, seed)
         data = clients.federate(pool.dataset, splits, scale=scale, memory_mb=bound, names=names)
-        said = held_out.validation_notes(splits, pool.dataset, names)
-        data = data._replace(notes=(*data.notes, *said))
+        if seed == run.seeds[0]:
+            said = held_out.validation_notes(splits, pool.dataset, names)
+            data = data._replace(notes=(*data.notes, *said))
         if pool.tested is None:
             note = f"{fraction:.0%} of each client's points are held out for testing"
             data = data._replace(notes=(*data.notes, note))

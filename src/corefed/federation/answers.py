@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from corefed.base.types import Tree
+from corefed.base.types import Method, Tree
 from corefed.bayes.temperature import GRID, LEAST, MOST
 from corefed.federation.protocol import Reply
-from corefed.training import evaluate
+from corefed.training import cost, evaluate
 from corefed.training.evaluate import BINS, by_label, means_of
 
 MODELS = ("personal", "global", "localized")
@@ -40,11 +40,11 @@ def read_seconds(reply: Reply) -> float:
     return number(reply.figures.get("seconds"), 0.0, 1e9) or 0.0
 
 
-def training_numbers(replies: Sequence[Reply]) -> dict[str, Any]:
+def training_numbers(method: Method, replies: Sequence[Reply]) -> dict[str, Any]:
     """The numbers of a round's line about training, from the clients that share them."""
     losses = [number(reply.figures.get("loss")) for reply in replies]
     known = [loss for loss in losses if loss is not None]
-    processed = [number(reply.figures.get("processed"), 0, 1e15) or 0 for reply in replies]
+    processed = [number(reply.figures.get("processed"), 0, 1e15) for reply in replies]
     tables = [reply.figures.get("coreset") for reply in replies]
     rows = [table if isinstance(table, dict) else {} for table in tables]
     names = sorted({name for row in rows for name in row if isinstance(name, str)})[:20]
@@ -53,11 +53,15 @@ def training_numbers(replies: Sequence[Reply]) -> dict[str, Any]:
         name: torch.tensor([math.nan if each is None else each for each in found])
         for name, found in values.items()
     }
-    return {
+    looked = [number(reply.figures.get("selection"), 0, 1e15) for reply in replies]
+    spent = None if None in looked else [sum(each or 0.0 for each in looked)]
+    line: dict[str, Any] = {
         "loss": [sum(known) / len(known) if known else None],
-        "examples": [int(sum(processed))],
+        "examples": [int(sum(each or 0 for each in processed))],
         "coreset": means_of(report, 1),
     }
+    complete = None not in processed
+    return line | cost.of_round(method, line["examples"], spent, complete=complete)
 
 
 def read_totals(
@@ -153,8 +157,11 @@ def score_numbers(
         "metrics": {k: [v] for k, v in evaluate.named_metrics(pooled).items()},
         "clients": [[None if sums is None else evaluate.first_metric(sums) for sums in own]],
         "classes": {},
+        "overconfidence": {},
     }
     if classes:
+        bold = {model: [evaluate.overconfidence(sums)] for model, sums in pooled.items()}
+        line["overconfidence"] = bold
         by_class = {model: evaluate.accuracy_by_class(sums) for model, sums in pooled.items()}
         line["classes"] = by_label([by_class], tuple(classes))
     return line

@@ -122,10 +122,12 @@ def _train(task: Task, context: TaskContext) -> Reply:
     if kept is not None:  # asked again: the same noise, or it would be a second release
         return _reply(task, *kept)
     began = time.perf_counter()
+    private = _private(task.run, task.round, context)
+    before = client_side.selection_cost(method, private)
     trained = client_side.train(
         method,
         _broadcast(task.tree, context.device),
-        _private(task.run, task.round, context),
+        private,
         context.train,
         Streams([Who(context.seed, task.client)], task.round, context.device),
         Work(run.local_steps, run.batch_size),
@@ -138,6 +140,9 @@ def _train(task: Task, context: TaskContext) -> Reply:
     if settings.share_metrics:
         figures["loss"] = trained.loss.item()
         figures["processed"] = int(trained.examples.item())
+        after = client_side.selection_cost(method, trained.private)
+        if before is not None and after is not None:
+            figures["selection"] = (after - before).item()
         numbers = client_side.report(method, trained.private)
         figures["coreset"] = {name: float(value[0]) for name, value in numbers.items()}
     if private_upload:

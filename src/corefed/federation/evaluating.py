@@ -159,6 +159,7 @@ def _calibrate(context: ServerContext, t: int, server: Tree, slopes: Sequence[Tr
             if kind != calibration.SHARED
         },
         "metrics": tested.get("metrics", {}),
+        "overconfidence": tested.get("overconfidence", {}),
         "validation": validated.get("metrics", {}),
     }
 

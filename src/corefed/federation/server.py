@@ -185,7 +185,7 @@ class RemoteClients:
             context.log("robust", t + 1, reason=combined.note)
         times = {name: answers.read_seconds(got.accepted[name]) for name in order}
         numbers: Line = {
-            **answers.training_numbers(replies),
+            **answers.training_numbers(method, replies),
             "bytes_up": [got.bytes_up],
             "bytes_down": [wire.size(sent) * got.asked],
             "federation": {

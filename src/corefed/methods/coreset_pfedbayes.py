@@ -52,7 +52,7 @@ SELECTOR_NAMES = OneOf(lambda: selectors.SELECTORS)
 class Config(pfedbayes.Config):
     """Settings of CoreSet-PFedBayes, beside those of PFedBayes."""
 
-    preset: Literal["fast", "matching", "paper"] = "fast"
+    preset: Literal["fast", "matching", "paper"] = "fast"  # type: ignore[assignment]
     """`fast`: train on the coreset alone, chosen by `selector`. `matching`: the same with the
     paper's selector. `paper`: Algorithm 1 to the letter."""
     fraction: Part = 0.1
@@ -81,7 +81,7 @@ PRESETS: dict[str, dict[str, object]] = {
         "refresh_every": 100, "stale": 0.5, "check_every": 50,
     },
     "paper": {
-        "zeta": 10.0, "selector": "matching", "widths": (1.0,), "feature_draws": 16,
+        **pfedbayes.PAPER, "selector": "matching", "widths": (1.0,), "feature_draws": 16,
         "solver": "aiht", "max_iterations": 300, "shrink": 0.0, "kl_weight": 1.0,
         "calibrate": "off",  # of every run: the paper has no temperatures
     },

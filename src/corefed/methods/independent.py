@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from corefed.base.rng import Streams
+from corefed.base.settings import LearningRate, Start
 from corefed.base.types import ClientData, Method, Traits, Tree
 from corefed.methods import fedavg
 from corefed.models.network import Model
@@ -17,7 +18,12 @@ from corefed.models.network import Model
 
 @dataclass(frozen=True)
 class Config(fedavg.Config):
-    """Settings of Independent: those of FedAvg."""
+    """Settings of Independent: those of FedAvg, with defaults of their own."""
+
+    learning_rate: LearningRate = 0.035
+    """Step size of the clients' SGD."""
+    initial_std: Start = 0.07
+    """Standard deviation of the initial weights of an MLP."""
 
 
 def build(config: Config, model: Model) -> Method:

@@ -49,7 +49,7 @@ class Config:
     """Gradient steps towards the personal model on each minibatch (K)."""
     personal_rate: LearningRate = 0.02
     """Step size of the personal model; stable while penalty plus curvature is below 2 / it."""
-    learning_rate: LearningRate = 0.01
+    learning_rate: LearningRate = 0.06
     """Step size of the localized model w_i on the Moreau envelope (eta)."""
     beta: Positive = 2.0
     """Server mixing (beta): w <- (1 - beta) w + beta mean of uploads; above 1 it goes beyond."""

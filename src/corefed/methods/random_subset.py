@@ -28,12 +28,15 @@ class Config(pfedbayes.Config):
 
     base: Literal["pfedbayes", "fedavg"] = "pfedbayes"
     """The method that trains on the subset; fedavg takes learning_rate and initial_std alone."""
-    learning_rate: LearningRate = 0.02
+    learning_rate: LearningRate = 0.07
     """Step size of the clients' SGD (base fedavg)."""
     fraction: Part = 0.1
     """Part of each client's points it trains on: k = ceil(fraction n)."""
     redraw_every: Annotated[NotNegativeInt, Unit("local steps")] = 0
     """Age at which the subset is redrawn; 0 keeps the first for the whole run."""
+
+
+PRESETS = pfedbayes.PRESETS
 
 
 def check(config: Config) -> None:
@@ -57,4 +60,4 @@ def build(config: Config, model: Model) -> Method:
     def choose(data: ClientData, streams: Streams) -> Tensor:
         return uniform(data, config.fraction, streams)
 
-    return on_subset(base, "random-subset", choose, config.redraw_every)
+    return on_subset(base, "random-subset", choose, config.redraw_every, free=True)

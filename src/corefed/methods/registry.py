@@ -4,7 +4,8 @@ A method outside the package is made known by `register` instead.
 
 The modules are imported when asked for, so that listing the names needs no torch. A method's module
 has `Config`, a frozen dataclass, and `build(config, model) -> Method`; it may have
-`PRESETS: dict[str, dict[str, object]]` (for a Config with a field `preset`) and
+`PRESETS: dict[str, dict[str, object]]` (for a Config with a field `preset`),
+`RUN_DEFAULTS: dict[str, object]` (settings of `Run` that have other defaults with this method) and
 `check(config) -> None`, which raises UserError.
 """
 
@@ -100,6 +101,11 @@ def config_class(name: str) -> type[Any]:
 def presets(name: str) -> dict[str, dict[str, object]]:
     """Named sets of values a method offers; empty where it has none."""
     return cast("dict[str, dict[str, object]]", getattr(module(name), "PRESETS", {}))
+
+
+def run_defaults(name: str) -> dict[str, object]:
+    """Settings of every run that have other defaults with this method."""
+    return cast("dict[str, object]", getattr(module(name), "RUN_DEFAULTS", {}))
 
 
 def adaptation_steps(name: str, config: Any, steps: int | None) -> tuple[Any, int] | None:

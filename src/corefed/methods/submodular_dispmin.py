@@ -9,5 +9,8 @@ from corefed.models.network import Model
 Config = submodular.Config
 
 
+RUN_DEFAULTS = submodular.RUN_DEFAULTS
+
+
 def build(config: Config, model: Model) -> Method:
     return submodular.build("dispmin", config, model)

@@ -19,10 +19,13 @@ Choose = Callable[[ClientData, Streams], Tensor]
 """(data, streams) of the clients that are due -> weights [C, n]; 0 on what is left out."""
 
 
-def on_subset(base: Method, name: str, choose: Choose, redraw_every: int = 0) -> Method:
+def on_subset(
+    base: Method, name: str, choose: Choose, redraw_every: int = 0, *, free: bool = False
+) -> Method:
     """`base` on the points that `choose` gives a weight, under the name `name`.
 
-    With `redraw_every` = 0 a client keeps its first subset for the whole run.
+    With `redraw_every` = 0 a client keeps its first subset for the whole run. `free` says that
+    choosing takes no work worth counting; otherwise the cost of a run is a lower bound.
     """
 
     def init(private: Tree, data: ClientData) -> Tree:
@@ -45,5 +48,6 @@ def on_subset(base: Method, name: str, choose: Choose, redraw_every: int = 0) ->
         weights=lambda state: state["weight"],
         after=lambda state, steps: {**state, "age": state["age"] + steps},
         every=redraw_every,
+        free=free,
     )
     return base._replace(name=name, subset=subset)

@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from corefed.base.passes import STEP as STEP
 from corefed.base.types import Tree, Work
 from corefed.bayes import gaussian
 from corefed.models.network import Model
@@ -28,8 +29,6 @@ from corefed.selectors.settings import Renewal, Selection
 
 LEAST = 20
 """Local steps: a budget's interval is at least this long, and a multiple of it."""
-STEP = 3
-"""Cost of a point in training, in forward passes: one forward, two for the way back."""
 
 
 def question_interval(rule: Renewal) -> int:

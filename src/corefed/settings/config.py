@@ -55,6 +55,7 @@ def resolve(
     if "preset" in known:
         _refuse_two_presets(given)
         values = {**_preset(method, str(values.get("preset", own.preset)), known), **values}
+    values = {**registry.run_defaults(method), **values}
     if str(values.get("data", Run.data)).startswith(OWN) and not values.keys() & set(Noise._fields):
         values |= OWN_NOISE._asdict()
     shared = {each.name for each in list_settings(Run)}

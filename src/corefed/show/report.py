@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -15,15 +16,27 @@ from rich.table import Table
 
 from corefed.base.errors import UserError
 from corefed.base.panels import panels
-from corefed.training import record
+from corefed.show.distinguish import differences, labels, words
+from corefed.training import cost, record
 from corefed.training.record import MODELS, main_model
 
 HEADINGS = {"accuracy": "accuracy %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE"}
 
 
+WIDTH = 80
+"""Columns of a comparison: what a terminal has that nobody has widened."""
+
+
 def console() -> Console:
     """As wide as the terminal; a file or a pipe has room for a whole table."""
     return Console() if sys.stdout.isatty() else Console(width=120)
+
+
+def wrapped(sentence: str) -> str:
+    """Within `WIDTH` columns, unless a path is longer; a number stays with its percent sign."""
+    bound = sentence.replace(" %", "\u00a0%").replace("  ", 2 * "\u00a0")
+    lines = textwrap.wrap(bound, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\u00a0", " ")
 
 
 class RunResult(NamedTuple):
@@ -39,10 +52,10 @@ def load(folders: Sequence[Path]) -> list[RunResult]:
 
 
 class EvaluatedRound(NamedTuple):
-    """An evaluated round. Examples and megabytes are totals so far, per seed."""
+    """An evaluated round. Passes and megabytes are totals so far, per seed."""
 
     round: int
-    examples: float
+    passes: float  # including those of selection, see `training/cost.py`
     megabytes: float
     seconds: float  # so far, of all seeds together: they train side by side
     mean: float
@@ -51,9 +64,9 @@ class EvaluatedRound(NamedTuple):
 
 
 def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[EvaluatedRound]:
-    """A metric over the evaluated rounds."""
+    """A metric over the evaluated rounds, of lines as `record.read` gives them."""
     totals = zip(
-        accumulate(statistics.fmean(line["examples"]) for line in lines),
+        accumulate(statistics.fmean(line["passes"]) for line in lines),
         accumulate(
             (sum(line["bytes_up"]) + sum(line["bytes_down"])) / len(line["examples"])
             for line in lines
@@ -62,24 +75,11 @@ def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[EvaluatedRound]
         strict=True,
     )
     return [
-        EvaluatedRound(line["round"], examples, sent / 1e6, seconds, *over.values())
-        for line, (examples, sent, seconds) in zip(lines, totals, strict=True)
+        EvaluatedRound(line["round"], passes, sent / 1e6, seconds, *over.values())
+        for line, (passes, sent, seconds) in zip(lines, totals, strict=True)
         if name in line.get("metrics", {})
         for over in [record.over_seeds(line["metrics"][name])]
     ]
-
-
-def labels(results: Sequence[RunResult]) -> list[str]:
-    """Method and fraction; with the folder where that does not tell two runs apart."""
-    plain = [(r.summary["method"], r.summary["coreset"]["fraction"]) for r in results]
-    names = [result.path.name for result in results]
-    found = []
-    for (method, fraction), name, result in zip(plain, names, results, strict=True):
-        more = [f"{100 * fraction:g} %"] if fraction < 1 else []
-        if plain.count((method, fraction)) > 1:
-            more.append(name if names.count(name) == 1 else str(result.path))
-        found.append(f"{method} ({', '.join(more)})" if more else method)
-    return found
 
 
 def metrics_table(summary: dict[str, Any]) -> Table:
@@ -101,19 +101,20 @@ def metrics_table(summary: dict[str, Any]) -> Table:
 
 def _caption(summary: dict[str, Any]) -> str:
     """The part of the data, and the cost."""
-    coreset, cost = summary["coreset"], summary["cost"]
-    words = [f"{100 * coreset['fraction']:g} % of the data"]
+    coreset, spent = summary["coreset"], summary["cost"]
+    said = [f"{100 * coreset['fraction']:g} % of the data"]
     if "held_out_error" in coreset:
-        words.append(f"coreset error {coreset['held_out_error']:.3f}")
+        said.append(f"coreset error {coreset['held_out_error']:.3f}")
     if "refreshes" in coreset:
-        words.append(f"{coreset['refreshes']:.1f} refreshes per client")
-    words.append(f"{cost['seconds_per_round']:.2f} s per round")
-    words += _temperature(summary)
-    if "overhead_seconds_per_round" in cost:
-        words.append(f"{cost['overhead_seconds_per_round']:.2f} s of them not training")
+        said.append(f"{coreset['refreshes']:.1f} refreshes per client")
+    said.append(f"{spent['seconds_per_round']:.2f} s per round")
+    if "overhead_seconds_per_round" in spent:
+        said.append(f"{spent['overhead_seconds_per_round']:.2f} s of them not training")
+    said.append(cost.of_summary(summary).words)
+    said += _temperature(summary)
     if "privacy" in summary:
-        words.append(_spent(summary["privacy"]))
-    return ", ".join(words)
+        said.append(_spent(summary["privacy"]))
+    return ", ".join(said)
 
 
 def _temperature(summary: Mapping[str, Any]) -> list[str]:
@@ -136,32 +137,43 @@ def _spent(privacy: Mapping[str, Any]) -> str:
 
 
 def comparison_table(results: Sequence[RunResult]) -> Table:
-    """One row per run; what all runs share is in the title. Costs are totals over seeds."""
+    """One row per run, within 80 columns; what all runs share is in the title.
+
+    Scores of personal and global models, and of the main model where it is neither; the standard
+    deviation over seeds and the other columns are of the main model. Costs are sums over seeds.
+    """
     summaries = [result.summary for result in results]
-    regression = all(f"{main_model(s['metrics'])}_rmse" in s["metrics"] for s in summaries)
-    score = "rmse" if regression else "accuracy"
-    about = [
-        {"data": s["data"], "seeds": str(len(s["seeds"])), "rounds": _rounds(s)} for s in summaries
+    score = _score(summaries)
+    table = Table(
+        title=_shared(summaries, score), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+        pad_edge=False, show_edge=False,
+    )  # fmt: skip
+    table.add_column("")
+    table.add_column("method", overflow="fold")
+    mains = {main_model(s["metrics"]) for s in summaries}
+    models = [
+        m
+        for m in MODELS
+        if m in {"personal", "global", *mains}
+        and any(f"{m}_{score}" in s["metrics"] for s in summaries)
     ]
-    differing = [key for key in about[0] if len({each[key] for each in about}) > 1]
-    shared = [f"{key} {about[0][key]}" for key in about[0] if key not in differing]
-    title = ", ".join([HEADINGS[score], *shared, "last round, mean ± std"])
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("method")
-    models = [m for m in MODELS if any(f"{m}_{score}" in s["metrics"] for s in summaries)]
-    for heading in (*differing, "k/n", *models, "NLL", "ECE", "s/round", "examples"):
+    several = any(len(s["seeds"]) > 1 for s in summaries)
+    spread = ["±"] if several else []
+    for heading in ("k/n", *models, *spread, "NLL", "ECE", "sec", "passes"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for summary, each in zip(summaries, about, strict=True):
-        metrics, cost = summary["metrics"], summary["cost"]
+    for number, summary in enumerate(summaries, 1):
+        metrics, main = summary["metrics"], main_model(summary["metrics"])
+        seconds, passes = summary["cost"]["seconds"], cost.of_summary(summary)
         table.add_row(
+            str(number),
             summary["method"],
-            *(each[key] for key in differing),
             f"{summary['coreset']['fraction']:g}",
-            *(_cell(metrics, f"{model}_{score}") for model in models),
-            _cell(metrics, f"{main_model(metrics)}_nll", spread=False),
-            _cell(metrics, f"{main_model(metrics)}_ece", spread=False),
-            f"{cost['seconds_per_round']:.3f}",
-            f"{cost['examples_processed']:,}",
+            *(_cell(metrics, f"{m}_{score}", spread=False) for m in models),
+            *([_std(metrics, f"{main}_{score}")] if several else []),
+            _cell(metrics, f"{main}_nll", spread=False),
+            _cell(metrics, f"{main}_ece", spread=False),
+            f"{seconds:.{0 if seconds >= 100 else 1}f}",
+            f"{'' if passes.complete else '≥'}{short(passes.total)}",
         )
     calibrated = [summary for summary in summaries if "calibration" in summary]
     if calibrated:
@@ -170,13 +182,45 @@ def comparison_table(results: Sequence[RunResult]) -> Table:
     return table
 
 
+def legend(results: Sequence[RunResult]) -> list[str]:
+    """For each row of the table the folder of the run, and the settings in which runs differ."""
+    lines = []
+    for number, (result, own) in enumerate(zip(results, differences(results), strict=True), 1):
+        unfinished = _rounds(result.summary)
+        more = [f"rounds {unfinished}"] if " of " in unfinished else []
+        more += [words(own)] if own else []
+        lines.append(f"{number}  {result.path}{': ' if more else ''}{', '.join(more)}")
+    if not all(cost.of_summary(result.summary).complete for result in results):
+        lines.append(cost.LOWER_BOUND)
+    return lines
+
+
+def _score(summaries: Sequence[dict[str, Any]]) -> str:
+    regression = all(f"{main_model(s['metrics'])}_rmse" in s["metrics"] for s in summaries)
+    return "rmse" if regression else "accuracy"
+
+
+def _shared(summaries: Sequence[dict[str, Any]], score: str) -> str:
+    """The title: what the scores are, and what all runs have in common."""
+    about = [
+        {"data": s["data"], "seeds": str(len(s["seeds"])), "rounds": _rounds(s)} for s in summaries
+    ]
+    same = [key for key in about[0] if len({each[key] for each in about}) == 1]
+    spread = ["± std over seeds"] if any(len(s["seeds"]) > 1 for s in summaries) else []
+    return ", ".join([HEADINGS[score], *(f"{key} {about[0][key]}" for key in same), *spread])
+
+
 def comparison_json(results: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """The summaries, each with the folder it comes from."""
-    return [{"folder": str(result.path), **result.summary} for result in results]
+    """The summaries, each with its folder, its label, and the settings in which runs differ."""
+    found = zip(results, labels(results), differences(results), strict=True)
+    return [
+        {"folder": str(result.path), "label": label, "differs_in": own, **result.summary}
+        for result, label, own in found
+    ]
 
 
 def plot(results: Sequence[RunResult], file: Path) -> None:
-    """Accuracy (or RMSE) against rounds, and against examples processed.
+    """Accuracy (or RMSE) against rounds, and against passes, those of selection included.
 
     Of the personal models, or of the global one where a method has no others. The band is one
     standard deviation over seeds.
@@ -193,16 +237,17 @@ def plot(results: Sequence[RunResult], file: Path) -> None:
     axes[1].tick_params(labelleft=False)
     for result, label in zip(results, labels(results), strict=True):
         points = curve(result.lines, f"{main_model(result.summary['metrics'])}_{metric}")
+        complete = cost.of_summary(result.summary).complete
         mean = [factor * point.mean for point in points]
         low = [factor * (point.mean - point.std) for point in points]
         high = [factor * (point.mean + point.std) for point in points]
-        for axis, key in zip(axes, ("round", "examples"), strict=True):
+        for axis, key in zip(axes, ("round", "passes"), strict=True):
             x = [getattr(point, key) for point in points]
-            axis.plot(x, mean, marker=".", label=label)
+            axis.plot(x, mean, marker=".", label=f"{label}{'' if complete else ', passes ≥'}")
             axis.fill_between(x, low, high, alpha=0.15)
     kinds = {main_model(result.summary["metrics"]) for result in results}
     axes[0].set(xlabel="round", ylabel=f"{' or '.join(sorted(kinds))} {HEADINGS[metric]}")
-    axes[1].set(xlabel="examples processed per seed", xscale="log")
+    axes[1].set(xlabel="passes per seed, selection included", xscale="log")
     axes[1].xaxis.set_minor_formatter(NullFormatter())
     axes[1].legend(fontsize="small")
     for axis in axes:
@@ -213,6 +258,15 @@ def plot(results: Sequence[RunResult], file: Path) -> None:
         raise UserError(f"Cannot write the picture {file}: {error}.") from error
 
 
+def short(number: float) -> str:
+    """1.35 M, 270 k: three digits and a unit."""
+    for unit in ("", " k", " M"):
+        if number < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.4g} G"
+
+
 def _rounds(summary: dict[str, Any]) -> str:
     """`30`, or `12 of 30` for an unfinished run."""
     wanted = summary["config"].get("rounds", summary["rounds"])
@@ -221,11 +275,22 @@ def _rounds(summary: dict[str, Any]) -> str:
 
 def _cell(metrics: dict[str, Any], name: str, *, spread: bool = True) -> str:
     """mean ± std, accuracies in percent; a dash where a run has no such metric."""
-    values = metrics.get(name)
-    if values is None:
+    if name not in metrics:
         return "-"
-    factor, digits = (100, 2) if name.endswith("accuracy") else (1, 3)
-    mean = f"{factor * values['mean']:.{digits}f}"
-    if not spread or len(values["per_seed"]) == 1:
-        return mean
-    return f"{mean} ± {factor * values['std']:.{digits}f}"
+    factor, digits = _scale(name)
+    mean = f"{factor * metrics[name]['mean']:.{digits}f}"
+    std = _std(metrics, name) if spread else "-"
+    return mean if std == "-" else f"{mean} ± {std}"
+
+
+def _std(metrics: dict[str, Any], name: str) -> str:
+    """A dash where there is no such metric, or one seed."""
+    if name not in metrics or len(metrics[name]["per_seed"]) == 1:
+        return "-"
+    factor, digits = _scale(name)
+    return f"{factor * metrics[name]['std']:.{digits}f}"
+
+
+def _scale(name: str) -> tuple[int, int]:
+    """The factor to what is shown, and its digits."""
+    return (100, 2) if name.endswith("accuracy") else (1, 3)

@@ -26,6 +26,7 @@ from rich.text import Text
 from corefed.base.errors import UserError
 from corefed.show import report
 from corefed.training import record
+from corefed.training.cost import of_summary
 
 LOOK = 1.0
 """Seconds between looks."""
@@ -221,7 +222,7 @@ def _format(label: str, value: float) -> str:
 def _cost(summary: dict[str, Any]) -> str:
     cost, fraction = summary["cost"], summary["coreset"]["fraction"]
     return (
-        f"{100 * fraction:g} % of the data, {cost['examples_processed']:,} examples processed, "
+        f"{100 * fraction:g} % of the data, {of_summary(summary).words}, "
         f"{size(cost['bytes_up'])} up, {size(cost['bytes_down'])} down, "
         f"{duration(cost['seconds'])} of training ({cost['seconds_per_round']:.2f} s per round), "
         f"{duration(cost['evaluate_seconds'])} of evaluation"

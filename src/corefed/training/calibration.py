@@ -132,6 +132,7 @@ def describe(
             if kind != SHARED
         },
         "metrics": _by_name(after),
+        "overconfidence": after.line(())["overconfidence"],
     }
     if validated is not None:
         about["validation"] = _by_name(validated)

@@ -37,13 +37,20 @@ class Evaluation(NamedTuple):
     metrics: list[dict[str, float]]  # personal_accuracy, personal_nll, global_accuracy, ...
     clients: list[list[float | None]]  # personal accuracy (or RMSE); None without test points
     classes: list[dict[str, list[float | None]]]  # model -> accuracy by class; empty for regression
-    confidence: list[Tree]  # model -> largest probability of every point; empty for regression
+    overconfidence: list[dict[str, float]]  # model -> mean confidence - accuracy; the same
+    confidence: list[Tree]  # model -> largest probability of every point; the same
 
     def line(self, labels: tuple[str, ...]) -> dict[str, Any]:
         """What a line of rounds.jsonl has of it."""
         metrics = {name: [each[name] for each in self.metrics] for name in self.metrics[0]}
         by_class = by_label(self.classes, labels)
-        return {"metrics": metrics, "clients": self.clients, "classes": by_class}
+        bold = {name: [run[name] for run in self.overconfidence] for name in self.overconfidence[0]}
+        return {
+            "metrics": metrics,
+            "clients": self.clients,
+            "classes": by_class,
+            "overconfidence": bold,
+        }
 
 
 def evaluate(
@@ -101,6 +108,7 @@ def evaluate(
             run = totals(*_masked(there, theirs, others, span), classes)
             mine.update(named_metrics({"others": run}))
     by_class = [{k: accuracy_by_class(v) for k, v in run.items()} for run in sums if classes]
+    bold = [{k: overconfidence(v) for k, v in run.items() if classes} for run in sums]
     first = joined["personal" if "personal" in joined else next(iter(joined))]
     each_client = [
         totals(*_masked(first, labels, real, slice(c, c + 1)), classes) for c in range(len(real))
@@ -110,7 +118,7 @@ def evaluate(
         {name: each["confidence"][span][real[span]] for name, each in joined.items() if classes}
         for span in spans
     ]
-    return Evaluation(metrics, [scores[span] for span in spans], by_class, sure)
+    return Evaluation(metrics, [scores[span] for span in spans], by_class, bold, sure)
 
 
 def evaluate_clients(
@@ -256,6 +264,11 @@ def named_metrics(models: Mapping[str, Tree]) -> dict[str, float]:
         for name, sums in models.items()
         for metric, value in metrics_of(sums).items()
     }
+
+
+def overconfidence(sums: Tree) -> float:
+    """Mean confidence - accuracy: above 0 too bold on average, below 0 too cautious."""
+    return -(sums["gap"].sum() / sums["points"]).item()
 
 
 def accuracy_by_class(sums: Tree) -> list[float | None]:

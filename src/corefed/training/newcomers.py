@@ -30,7 +30,7 @@ from corefed.methods import registry
 from corefed.models.network import Model
 from corefed.settings.config import check, to_dict
 from corefed.settings.run import LOCAL, Experiment
-from corefed.training import calibration, client_side, local, record
+from corefed.training import calibration, client_side, cost, local, record
 from corefed.training.calibration import Temperatures
 from corefed.training.evaluate import Evaluation, evaluate, means_of
 from corefed.training.fitted import Fitted
@@ -96,7 +96,9 @@ class Joining:
         self.rounds = adapt(setup.method, server, setup.clients.data, [who], plan, batch)
 
     def train(self, t: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]) -> Answer:
-        trained, method = next(self.rounds), self.setup.method
+        method = self.setup.method
+        before = client_side.selection_cost(method, self.setup.clients.private)
+        trained = next(self.rounds)
         self.setup.clients.private = trained.private
         _refuse_divergence(trained.loss.item())
         update = Update((0,), trained.message, self.setup.clients.sizes)
@@ -107,6 +109,9 @@ class Joining:
             "bytes_down": [0 if t else size_of(servers[0])],  # fetched once
             "coreset": means_of(client_side.report(method, trained.private), 1),
         }
+        after = client_side.selection_cost(method, trained.private)
+        looked = None if before is None or after is None else (after - before).tolist()
+        numbers |= cost.of_round(method, numbers["examples"], looked)
         return Answer([update], numbers)
 
     def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:

@@ -39,7 +39,7 @@ from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.settings.config import to_dict, to_toml
 from corefed.settings.run import Experiment
-from corefed.training import before_and_after
+from corefed.training import before_and_after, cost
 
 if TYPE_CHECKING:  # a record is read without torch
     from corefed.base.types import Tree
@@ -223,7 +223,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
             schema = summary.get("schema") if isinstance(summary, dict) else None
             if schema != SCHEMA:
                 raise UserError(f"{path / SUMMARY} has schema {schema}, not {SCHEMA}.")
-            return summary, lines
+            return summary, cost.completed(summary["config"], lines)
         values = tomllib.loads((path / EXPERIMENT).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path} holds no run of corefed: it has no {EXPERIMENT}.") from error
@@ -233,7 +233,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
         raise UserError(f"{path} holds a damaged file: {error}.") from error
     if not lines:
         raise UserError(f"The run in {path} has not finished its first round.")
-    return summarise(values, lines, {}), lines
+    return summarise(values, lines, {}), cost.completed(values, lines)
 
 
 def summarise(
@@ -241,12 +241,15 @@ def summarise(
 ) -> dict[str, Any]:
     """The content of summary.json. Metrics are of the last evaluated round, not of the best.
 
-    Those of a calibrated run are at its temperatures, as the module says. Costs are sums over
-    seeds; seconds are of training, without evaluation.
+    Metrics of a calibrated run are at its temperatures, as the module says. Costs are sums over
+    seeds. Seconds are of training, selection included and evaluation not; passes include selection
+    (`cost.py`). A simulation adds passes over its training points and wall_seconds, which start-up,
+    evaluation and files take part in.
     """
     last = next((line for line in reversed(lines) if "metrics" in line), {})
     calibrated: Line = last.get("calibration", {})
     evaluated: dict[str, list[float]] = last.get("metrics", {}) | calibrated.get("metrics", {})
+    bold: Line = last.get("overconfidence", {}) | calibrated.get("overconfidence", {})
     coreset = lines[-1]["coreset"] if lines else {}
     seconds = sum(line["seconds"] for line in lines)
     return {
@@ -262,6 +265,7 @@ def summarise(
             model: {label: over_seeds(each) for label, each in row.items() if None not in each}
             for model, row in last.get("classes", {}).items()
         },
+        "overconfidence": {model: over_seeds(each) for model, each in bold.items()},
         "coreset": {
             "fraction": values.get("fraction", 1.0),  # a method without one trains on all data
             **{name: statistics.fmean(each) for name, each in coreset.items() if None not in each},
@@ -271,7 +275,7 @@ def summarise(
             "seconds_per_round": seconds / max(1, len(lines)),
             "evaluate_seconds": sum(line.get("evaluate_seconds", 0.0) for line in lines),
             "examples_processed": sum(sum(line["examples"]) for line in lines),
-            **_selection_cost(lines),
+            **cost.of_lines(values, lines),
             "bytes_up": sum(sum(line["bytes_up"]) for line in lines),
             "bytes_down": sum(sum(line["bytes_down"]) for line in lines),
             "peak_memory_mb": max((line["peak_memory_mb"] for line in lines), default=0.0),
@@ -284,12 +288,6 @@ def _validation(line: Line) -> dict[str, Any]:
     """Metrics of the validation points, where the run has some."""
     found = line.get("validation", {})
     return {"validation": {k: over_seeds(v) for k, v in found.items()}} if found else {}
-
-
-def _selection_cost(lines: Sequence[Line]) -> dict[str, float]:
-    """Forward passes of the selection, where the method counts them."""
-    counted = [sum(line["selection_examples"]) for line in lines if "selection_examples" in line]
-    return {"selection_examples": sum(counted)} if counted else {}
 
 
 def over_seeds(each: Sequence[float]) -> dict[str, Any]:

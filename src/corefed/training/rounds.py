@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from math import isfinite
 from pathlib import Path
@@ -15,7 +16,7 @@ from corefed.data.clients import FederatedData
 from corefed.models.own import Factory
 from corefed.settings.config import to_dict
 from corefed.settings.run import Experiment, Run
-from corefed.training import calibration, checkpoint, client_side, fitted, record
+from corefed.training import calibration, checkpoint, client_side, cost, fitted, record
 from corefed.training.evaluate import Evaluation, evaluate, means_of
 from corefed.training.loop import Answer, Line, run_rounds, size_of
 from corefed.training.setup import Setup, Trees, prepare
@@ -54,6 +55,7 @@ def train(
     settings and the rounds that exist already. `data`, and a `factory` of networks, replace those
     that the experiment names.
     """
+    began = time.perf_counter()
     folder = None if out is None else record.Folder(out)
     if folder is not None and not resume:
         folder.refuse_existing()
@@ -67,6 +69,7 @@ def train(
         lines, state = folder.resume(setup.experiment)
         if state is not None:
             servers, local.private = checkpoint.unpack(state, servers, local.private)
+        began -= sum(line["seconds"] + line.get("evaluate_seconds", 0.0) for line in lines)
     elif folder is not None:
         folder.create(setup.experiment)
         folder.keep(lambda path: fitted.keep_data(path, setup.data))
@@ -83,16 +86,19 @@ def train(
     clients = Simulation(setup)
     servers = run_rounds(setup.method, clients, servers, run, lines, on_round=keep, stop=stop)
     finished = len(lines) == run.rounds
-    about = {**record.environment(run.device), "notes": list(setup.data.notes)}
-    summary = record.summarise(values, lines, about)
     told = lines[-1].get("calibration") if finished else None
     temperature = calibration.stored(calibration.read(told)) if told else None
-    result = Result(summary, finished, setup, servers, temperature)
+    if folder is not None and finished and run.checkpoint_every:
+        trees = setup.trees(servers, temperature)
+        folder.keep(lambda path: fitted.keep_models(path, trees))
+    about = {**record.environment(run.device), "notes": list(setup.data.notes)}
+    summary = record.summarise(values, lines, about)
+    points = int(setup.data.train.size.sum())
+    summary["cost"]["passes_over_data"] = summary["cost"]["passes"] / max(1, points)
+    summary["cost"]["wall_seconds"] = time.perf_counter() - began
     if folder is not None and finished:
-        if run.checkpoint_every:
-            folder.keep(lambda path: fitted.keep_models(path, result.trees))
         folder.finish(summary)
-    return result
+    return Result(summary, finished, setup, servers, temperature)
 
 
 class Simulation:
@@ -117,6 +123,8 @@ class Simulation:
         if before:
             pairs = zip(self._selection_cost(), before, strict=True)
             numbers["selection_examples"] = [now - then for now, then in pairs]
+        looked = numbers.get("selection_examples")
+        numbers |= cost.of_round(method, numbers["examples"], looked)
         return Answer(updates, numbers)
 
     def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:

@@ -162,7 +162,8 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
         names = partition.client_names(spec, dataset, count)
         data = federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
         notes = (*data.notes, *partition.notes(spec, splits, dataset))
-        notes = (*notes, *held_out.validation_notes(splits, dataset, names))
+        if seed == run.seeds[0]:
+            notes = (*notes, *held_out.validation_notes(splits, dataset, names))
         if run.data.startswith(OWN):
             notes = (*notes, *validation.find_warnings(dataset))
         if count != run.clients != Run.clients:

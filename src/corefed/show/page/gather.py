@@ -12,6 +12,7 @@ from corefed.data.preparation import Preparation
 from corefed.settings.config import resolve
 from corefed.settings.run import Experiment
 from corefed.show import report
+from corefed.show.distinguish import labels
 from corefed.show.page.content import Missing, TableCell, number, percent
 from corefed.training import fitted, record
 
@@ -30,6 +31,11 @@ class RunFolder(NamedTuple):
     preparations: tuple[Preparation, ...]  # one per seed; empty where clients are missing
     models: Tree | Missing  # fitted.safetensors
     held_out: Tree | Missing  # held_out.safetensors
+
+    @property
+    def result(self) -> report.RunResult:
+        """The same as a table in the terminal has it."""
+        return report.RunResult(self.path, self.summary, self.lines)
 
     @property
     def finished(self) -> bool:
@@ -101,8 +107,7 @@ def read(folders: Sequence[Path]) -> list[RunFolder]:
         if places.count(place) > 1:
             raise UserError(f"{folder} is named twice; name each run once.")
     results = report.load(folders)
-    labels = report.labels(results)
-    return [_read_run(result, label) for result, label in zip(results, labels, strict=True)]
+    return [_read_run(each, label) for each, label in zip(results, labels(results), strict=True)]
 
 
 def _read_run(result: report.RunResult, label: str) -> RunFolder:

@@ -1,14 +1,10 @@
 """Is one run better than another? Paired tests, over seeds or over test points.
 
-Two runs that share three or more seeds are paired by seed: the same seed gives the same split and
-the same initial weights. The differences d_s of the scores are a sample, with Student's interval
-
-    mean(d) +- t_{S-1} std(d) / sqrt(S).
-
-Otherwise they are paired by the test points of the first seed that both have. The test is McNemar's
-exact test on the points that only one run has right (regression: a t-test). Points of a client are
-correlated, so the interval's variance is that of the clients' sums. Client c has n_c of the M
-points, and D_c is the sum of their differences:
+Two runs that share three or more seeds are paired by seed (`show/pairs.py`). Otherwise they are
+paired by the test points of the first seed that both have. The test is McNemar's exact test on the
+points that only one run has right (regression: a t-test). Points of a client are correlated, so the
+interval's variance is that of the clients' sums. Client c has n_c of the M points, and D_c is the
+sum of their differences:
 
     d = sum_c D_c / M,    var(d) = C / (C - 1) sum_c (D_c - n_c d)^2 / M^2.
 
@@ -19,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,33 +22,14 @@ import numpy.typing as npt
 from corefed.base.types import Tree
 from corefed.show.page.content import Missing
 from corefed.show.page.gather import RunFolder
-
-LEVEL = 0.95
-FEWEST_SEEDS = 3
-"""An interval from two differences has one degree of freedom: 12.7 standard errors."""
-SAME = (
-    "data", "partition", "clients", "classes", "embedding", "bad_images", "target",
-    "client_column", "missing", "task", "smallest_client",
-)  # fmt: skip
-"""Settings that decide which test points a seed has."""
+from corefed.show.pairs import FEWEST_SEEDS, LEVEL, Difference, by_seed, differs
 
 Values = npt.NDArray[np.float64]
 
 
-class Difference(NamedTuple):
-    """A run's score minus the baseline's."""
-
-    mean: float
-    low: float  # NaN: there is no interval
-    high: float
-    p: float  # NaN: there is no test
-    pairs: str  # what was paired
-
-
 def compare(run: RunFolder, baseline: RunFolder) -> Difference | Missing:
     """The difference between two runs, paired by seeds or test points."""
-    own, other = run.summary["config"], baseline.summary["config"]
-    differing = next((key for key in SAME if own.get(key) != other.get(key)), "")
+    differing = differs(run.summary["config"], baseline.summary["config"])
     if differing:
         return Missing(f"not comparable: {differing} differs")
     if not run.score or run.score != baseline.score:
@@ -64,19 +40,6 @@ def compare(run: RunFolder, baseline: RunFolder) -> Difference | Missing:
     if len(seeds) >= FEWEST_SEEDS:
         return by_seed(_scores(run, seeds), _scores(baseline, seeds))
     return _by_point(run, baseline, seeds[0])
-
-
-def by_seed(scores: Sequence[float], others: Sequence[float]) -> Difference:
-    """A paired t-test; without spread there is no test."""
-    from scipy.stats import ttest_rel  # takes a second
-
-    mean = float(np.mean(np.subtract(scores, others)))
-    words = f"{len(scores)} seeds"
-    if np.ptp(np.subtract(scores, others)) <= 1e-12 * max(1.0, abs(mean)):
-        return Difference(mean, math.nan, math.nan, math.nan, f"{words}, all the same")
-    found = ttest_rel(scores, others)
-    low, high = found.confidence_interval(LEVEL)
-    return Difference(mean, float(low), float(high), float(found.pvalue), words)
 
 
 def by_point(

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from corefed.base.errors import UserError, did_you_mean
+from corefed.training import cost as cost_of
 
 MARKS = {"mlflow": "mlflow.json", "tensorboard": "tensorboard"}
 """The tools, each with the file or folder that it leaves in a run's folder."""
@@ -57,7 +58,7 @@ class RoundLog:
     def __init__(self, seeds: Sequence[int]) -> None:
         self._seeds = seeds
         self._cost = dict.fromkeys(("seconds", "evaluate_seconds", "peak_memory_mb"), 0.0)
-        self._cost |= dict.fromkeys(("bytes_up", "bytes_down", "examples_processed"), 0.0)
+        self._cost |= dict.fromkeys(("bytes_up", "bytes_down", "examples_processed", "passes"), 0.0)
 
     def add(self, line: Mapping[str, Any]) -> LoggedRound:
         each: dict[str, list[float]] = {
@@ -76,6 +77,7 @@ class RoundLog:
         cost["bytes_up"] += sum(line["bytes_up"])
         cost["bytes_down"] += sum(line["bytes_down"])
         cost["examples_processed"] += sum(line["examples"])
+        cost["passes"] += sum(cost_of.completed({}, [dict(line)])[0]["passes"])
         means |= {f"cost/{name}": value for name, value in cost.items()}
         means["cost/seconds_per_round"] = cost["seconds"] / line["round"]
         several = each if len(self._seeds) > 1 else {}

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from corefed.base.passes import FORWARD
 from corefed.show.page.paired import holm
 from corefed_studies.reproduce.results import Result, Results
 from corefed_studies.reproduce.selectors.study import FULL, Spot, spot_of
@@ -22,9 +23,6 @@ SURE = 0.05
 """One less the level of intervals, and the family-wise level of Holm's correction."""
 SHARE = 0.99
 """Part of full data's last accuracy that is the target; an RMSE may be larger by 1 - this."""
-FORWARD = 1 / 3
-"""What a forward pass counts beside a gradient, which is one forward and one backward pass of
-about twice its work."""
 
 
 class Mean(NamedTuple):

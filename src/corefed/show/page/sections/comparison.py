@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from corefed.show import distinguish, verdict
 from corefed.show.page import charts, paired
 from corefed.show.page.content import (
     DASH,
@@ -30,10 +31,12 @@ from corefed.show.page.gather import (
     score_text,
 )
 from corefed.show.page.sections import learning
+from corefed.show.pairs import Difference
 from corefed.show.report import curve
+from corefed.training.cost import of_summary
 
 COSTS = {
-    "examples_processed": ("examples", "examples processed per seed"),
+    "passes": ("passes", "passes per seed, selection included"),
     "bytes": ("bytes", "bytes sent and received per seed"),
     "seconds": ("seconds", "seconds of training, all seeds"),
 }
@@ -42,17 +45,13 @@ COSTS = {
 def sections(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Section]:
     """The table, the curves, and cost against score."""
     scored = [run for run in runs if run.score == baseline.score and run.score]
-    parts: list[Part] = []
-    data = sorted({run.summary["data"] for run in runs})
-    if len(data) > 1:
-        words = f"These runs are on different data ({', '.join(data)}) and cannot be compared."
-        parts.append(missing(words))
+    found = verdict.sentences([run.result for run in runs])
     first = Section(
         "comparison",
         "Comparison",
         "One row per run; click a header to sort. Differences are from "
         f"{baseline.label}, with 95 % intervals.",
-        [*parts, *table(runs, baseline)],
+        [*map(Text, found), *table(runs, baseline)],
     )
     if not scored:
         return [first]
@@ -82,10 +81,11 @@ def table(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Part]:
     unit = "%" if units == {"accuracy"} else "RMSE" if units == {"rmse"} else "score"
     scores = [f"{m}, {unit}" for m in models]
     heads = ["run", *differing, *scores[:1], "difference", "95 % interval", "p (Holm)"]
-    heads += [*scores[1:], "NLL", "ECE", "k/n, %", "seeds", "rounds", "s per round", "MB sent"]
-    heads += ["examples", "paired by"]
+    heads += [*scores[1:], "NLL", "ECE", "k/n, %", "seeds", "rounds", "seconds", "MB sent"]
+    heads += ["passes", "paired by", "differs in", "folder"]
+    own = distinguish.differences([run.result for run in runs])
     rows: list[Row] = []
-    for run in runs:
+    for run, settings in zip(runs, own, strict=True):
         *difference, pairs = _difference(run, found.get(run.path), corrected)
         each = [_score(run, f"{m}_{run.score}") for m in models]
         rows.append(
@@ -99,22 +99,25 @@ def table(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Part]:
                 number(100 * run.summary["coreset"]["fraction"], "g"),
                 TableCell(str(len(run.seeds)), len(run.seeds)),
                 _rounds(run),
-                number(run.summary["cost"]["seconds_per_round"]),
+                number(run.summary["cost"]["seconds"], ".1f"),
                 number(cost_of(run, "bytes") * len(run.seeds) / 1e6, ",.1f"),
-                number(run.summary["cost"]["examples_processed"], ",.0f"),
+                TableCell(str(of_summary(run.summary)), of_summary(run.summary).total),
                 pairs,
+                distinguish.words(settings) or DASH,
+                str(run.path),
             )
         )
     over = "mean ± std over seeds" if any(len(run.seeds) > 1 for run in runs) else "one seed"
     caption = f"Last evaluated round, {over}; costs are totals over seeds"
-    parts: list[Part] = [ReportTable(caption, heads, rows, sortable=True, note=_explain(tested))]
+    note = f"{_explain(tested)}{learning.lower_bound(runs)}".strip()
+    parts: list[Part] = [ReportTable(caption, heads, rows, sortable=True, note=note)]
     reasons = {
         f"{run.label}: {d}." for run in runs if isinstance(d := found.get(run.path), Missing)
     }
     return parts + [missing(reason) for reason in sorted(reasons)]
 
 
-def _explain(tested: Sequence[paired.Difference]) -> str:
+def _explain(tested: Sequence[Difference]) -> str:
     if not tested:
         return ""
     words = []
@@ -157,7 +160,7 @@ def _metric(run: RunFolder, metric: str) -> TableCell:
 
 
 def _difference(
-    run: RunFolder, found: paired.Difference | Missing | None, corrected: dict[int, float]
+    run: RunFolder, found: Difference | Missing | None, corrected: dict[int, float]
 ) -> tuple[str | TableCell, ...]:
     if found is None:
         return TableCell("baseline", 0.0), number(None), number(None), DASH
@@ -187,7 +190,8 @@ def _curves(runs: Sequence[RunFolder], domain: Sequence[str], note: list[Part]) 
     )
     models = " or ".join(dict.fromkeys(run.main for run in runs))
     aid = f"The {models} {score_name(score)} of every run; a run has one colour in all charts."
-    findings = {"round": f"At the end: {ends}.", "examples": learning.examples(lines[0], score)}
+    spent = learning.passes(lines[0], score) + learning.lower_bound(runs)
+    findings = {"round": f"At the end: {ends}.", "passes": spent}
     figures = learning.figures(lines, domain, score, "all-curves", findings)
     return [Section("all-curves", "Learning curves of all runs", aid, [figures, *note])]
 
@@ -197,8 +201,9 @@ def cost_of(run: RunFolder, what: str) -> float:
     cost = run.summary["cost"]
     if what == "seconds":
         return float(cost["seconds"])
-    total = cost["bytes_up"] + cost["bytes_down"] if what == "bytes" else cost[what]
-    return float(total) / len(run.seeds)
+    sent: float = cost["bytes_up"] + cost["bytes_down"]
+    total = sent if what == "bytes" else of_summary(run.summary).total
+    return total / len(run.seeds)
 
 
 def front(points: Sequence[tuple[float, float]], *, higher: bool) -> list[tuple[float, float]]:
@@ -238,6 +243,7 @@ def _costs(runs: Sequence[RunFolder], domain: Sequence[str], note: list[Part]) -
             if run.label in on_front
         )
         finding = f"On the Pareto front: {best_names}."
+        finding += learning.lower_bound(runs) if what == "passes" else ""
         title = f"{capitalize(score_name(score))} against {short}"
         heads = ("run", axis, score_name(score), "on the Pareto front")
         items.append(

@@ -1,11 +1,12 @@
-"""The cost of a run: rounds, bytes, seconds and examples, against the score."""
+"""The cost of a run: rounds, bytes, seconds and passes, against the score."""
 
 from __future__ import annotations
 
-from corefed.show.page.content import Part, ReportTable, Section, TableCell, missing
+from corefed.show.page.content import Missing, Part, ReportTable, Section, TableCell, missing
 from corefed.show.page.gather import RunFolder, capitalize, score_text
-from corefed.show.page.sections.learning import figures, model_curves
+from corefed.show.page.sections.learning import figures, lower_bound, model_curves
 from corefed.show.page.sections.overview import duration
+from corefed.training.cost import of_summary
 from corefed.training.record import MODELS
 
 
@@ -34,11 +35,31 @@ def _totals(run: RunFolder) -> ReportTable:
         ("training", duration(cost["seconds"])),
         ("per round", f"{cost['seconds_per_round']:.3g} s"),
         ("evaluation", duration(cost["evaluate_seconds"])),
-        ("examples processed", f"{cost['examples_processed']:,}"),
+        ("passes, selection included", _passes(run)),
+        ("points through gradients", f"{cost['examples_processed']:,}"),
         ("sent by clients", f"{cost['bytes_up'] / 1e6:,.3f} MB"),
         ("sent to clients", f"{cost['bytes_down'] / 1e6:,.3f} MB"),
         ("peak memory", f"{cost['peak_memory_mb']:,.0f} MB"),
     ]
     if "overhead_seconds_per_round" in cost:
         rows.insert(3, ("per round, not training", f"{cost['overhead_seconds_per_round']:.3g} s"))
-    return ReportTable("Cost of the run, all seeds together", ("cost", "amount"), rows)
+    if "selection_examples" in cost:
+        looked = f"{cost['selection_examples']:,.0f}"
+        rows.insert(-3, ("points through selection, forward only", looked))
+    if "wall_seconds" in cost:
+        rows.insert(1, ("start to end", duration(cost["wall_seconds"])))
+    title = "Cost of the run, all seeds together"
+    note = (
+        "A pass is one point forward and backward at one draw of the weights. A forward pass alone "
+        f"counts a third.{lower_bound([run])}"
+    )
+    return ReportTable(title, ("cost", "amount"), rows, note=note)
+
+
+def _passes(run: RunFolder) -> str:
+    """The count, and how often it is over all training points."""
+    passes = of_summary(run.summary)
+    if isinstance(run.clients, Missing):
+        return str(passes)
+    points = sum(client["train"] for seed in run.clients for client in seed)
+    return f"{passes} ({passes.total / max(1, points):,.1f} over the data)"

@@ -1,4 +1,4 @@
-"""Learning curves: the score against rounds, examples processed, data sent or time."""
+"""Learning curves: the score against rounds, passes, data sent or time."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from corefed.show.page.gather import (
     score_text,
 )
 from corefed.show.report import EvaluatedRound, curve
+from corefed.training.cost import of_summary
 from corefed.training.record import MODELS
 
 
@@ -37,7 +38,7 @@ class Axis(NamedTuple):
 
 AXES = {
     "round": Axis("Against rounds", "round", "d", ",.0f"),
-    "examples": Axis("Against examples processed", "examples processed per seed", "~s", ",.0f"),
+    "passes": Axis("Against passes", "passes per seed, selection included", "~s", ",.0f"),
     "megabytes": Axis("Against data sent", "MB sent and received per seed", ".4~r", ".4g"),
     "seconds": Axis("Against time", "seconds of training, all seeds", ".4~r", ".4g"),
 }
@@ -59,7 +60,10 @@ def section(run: RunFolder, prefix: str) -> Section:
     lines = model_curves(run)
     if not lines:
         return Section(name, title, "", [missing("No round of this run was evaluated.")])
-    findings = {"round": _finding(lines, run.score), "examples": examples(lines[0], run.score)}
+    findings = {
+        "round": _finding(lines, run.score),
+        "passes": passes(lines[0], run.score) + lower_bound([run]),
+    }
     return Section(name, title, aid, [figures(lines, MODELS, run.score, name, findings)])
 
 
@@ -96,7 +100,7 @@ def figures(
             for point in line.points
         ]
         spec = charts.series(
-            rows, domain, axis.title, unit, form=".3~g", log=key == "examples", band=band,
+            rows, domain, axis.title, unit, form=".3~g", log=key == "passes", band=band,
             x_form=axis.ticks,
         )  # fmt: skip
         table = _table(lines, score, key)
@@ -137,8 +141,8 @@ def _finding(lines: Sequence[Curve], score: str) -> str:
     return f"Round {first.round} to {last.round}: {parts}."
 
 
-def examples(line: Curve, score: str) -> str:
-    """Examples that a curve took to come close to its end."""
+def passes(line: Curve, score: str) -> str:
+    """Passes that a curve took to come close to its end."""
     last = line.points[-1]
     slack, close = (
         (0.01, "1 percentage point") if score == "accuracy" else (0.01 * last.mean, "1 %")
@@ -146,6 +150,14 @@ def examples(line: Curve, score: str) -> str:
     soon = next(p for p in line.points if abs(p.mean - last.mean) <= slack or p is last)
     who = f"The {line.series} model" if line.series in MODELS else line.series
     return (
-        f"{who} was within {close} of its final {score_name(score)} after {soon.examples:,.0f} of "
-        f"{last.examples:,.0f} examples (per seed)."
+        f"{who} was within {close} of its final {score_name(score)} after {soon.passes:,.0f} of "
+        f"{last.passes:,.0f} passes (per seed)."
     )
+
+
+def lower_bound(runs: Sequence[RunFolder]) -> str:
+    """A sentence for runs whose passes are not all counted; empty where there are none."""
+    short = [run.label for run in runs if not of_summary(run.summary).complete]
+    if not short:
+        return ""
+    return f" What selecting the points took is not counted: {', '.join(short)}."

@@ -1,0 +1,52 @@
+"""When two runs can be compared, and their difference paired by seeds.
+
+The same seed gives the same split and the same initial weights. So the differences d_s of two runs'
+scores are a sample, with Student's interval
+
+    mean(d) +- t_{S-1} std(d) / sqrt(S).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+LEVEL = 0.95
+FEWEST_SEEDS = 3
+"""An interval from two differences has one degree of freedom: 12.7 standard errors."""
+SAME = (
+    "data", "partition", "clients", "classes", "embedding", "bad_images", "target",
+    "client_column", "missing", "task", "smallest_client",
+)  # fmt: skip
+"""Settings that decide which test points a seed has."""
+
+
+class Difference(NamedTuple):
+    """A run's score minus the baseline's."""
+
+    mean: float
+    low: float  # NaN: there is no interval
+    high: float
+    p: float  # NaN: there is no test
+    pairs: str  # what was paired
+
+
+def differs(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The first setting that gives two runs other test points; empty if there is none."""
+    return next((key for key in SAME if own.get(key) != other.get(key)), "")
+
+
+def by_seed(scores: Sequence[float], others: Sequence[float]) -> Difference:
+    """A paired t-test; without spread there is no test."""
+    from scipy.stats import ttest_rel  # takes a second
+
+    mean = float(np.mean(np.subtract(scores, others)))
+    words = f"{len(scores)} seeds"
+    if np.ptp(np.subtract(scores, others)) <= 1e-12 * max(1.0, abs(mean)):
+        return Difference(mean, math.nan, math.nan, math.nan, f"{words}, all the same")
+    found = ttest_rel(scores, others)
+    low, high = found.confidence_interval(LEVEL)
+    return Difference(mean, float(low), float(high), float(found.pvalue), words)
