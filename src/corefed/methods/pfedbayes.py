@@ -39,7 +39,10 @@ PAPER: dict[str, object] = {
 }  # fmt: skip
 """The constants of Chanda et al. (2024)."""
 
-PRESETS: dict[str, dict[str, object]] = {"default": {}, "paper": PAPER}
+PRESETS: dict[str, dict[str, object]] = {
+    "default": {},
+    "paper": {**PAPER, "calibrate": "off"},  # a setting of every run: the paper has no temperatures
+}
 
 PART_OR_NONE = Range(lambda v: 0 <= v <= 1, "from 0 to 1")
 

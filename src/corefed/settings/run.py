@@ -96,6 +96,9 @@ class Run:
     validation: Annotated[float, SHARE] = 0.0
     """Share of each client's training points that it does not train on, but is validated on:
     what settings are chosen by. Test points are never used for that."""
+    calibrate: Literal["auto", "off"] = "auto"
+    """Fit a temperature per client on its validation points after the last round, so that
+    predictions are right as often as they are confident: auto where there are such points."""
     batch_size: PositiveInt = 100
     """Points in a minibatch (b); a client with fewer uses all it has."""
     seeds: Annotated[tuple[int, ...], SEEDS] = (0,)

@@ -39,11 +39,11 @@ class Setup(NamedTuple):
     clients: local.LocalClients
     servers: list[Tree]  # one per seed
 
-    def trees(self, servers: list[Tree]) -> Trees:
+    def trees(self, servers: list[Tree], temperature: Tree | None = None) -> Trees:
         """The current state, to be saved."""
         return Trees(
             self.experiment.run, self.data, self.method, servers, self.clients.private,
-            self.clients.chunk,
+            self.clients.chunk, temperature,
         )  # fmt: skip
 
 
@@ -56,6 +56,7 @@ class Trees(NamedTuple):
     servers: list[Tree]  # one per seed
     private: Tree  # [G N, ...] row g N + i is client i of the g-th seed
     chunk: int = 1  # clients per pass when models are made
+    temperature: Tree | None = None  # what `calibration.stored` gives; None: not calibrated
 
 
 def concrete(experiment: Experiment) -> Experiment:
