@@ -35,15 +35,17 @@ def bench(
     ] = "paper",
     page: Annotated[
         Path | None,
-        typer.Option(help="solvers, selectors: a Markdown page to put the tables into."),
+        typer.Option(help="solvers, selectors, defaults: a Markdown page to put the tables into."),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(help="selectors: runs at the same time; chosen by the machine if not given."),
+        typer.Option(
+            help="selectors, defaults: runs at the same time; chosen by the machine if not given."
+        ),
     ] = None,
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="selectors: show this result file, train nothing."),
+        typer.Option("--from", help="selectors, defaults: show this result file, train nothing."),
     ] = None,
 ) -> None:
     """Measure speed, memory and quality on this machine."""

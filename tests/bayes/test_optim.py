@@ -95,3 +95,43 @@ def test_init_starts_from_nothing() -> None:
     assert {k: v.shape for k, v in state.items()} == {"m": p.shape, "v": p.shape, "step": (4,)}
     assert all((v == 0).all() for v in state.values())
     assert list(optim.sgd(0.1).init(p)) == ["step"]
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_a_rate_per_client(name: str) -> None:
+    """Runs with different rates side by side: each as it is alone."""
+    start = torch.randn(3, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rates = torch.tensor([0.01, 0.1, 0.003], dtype=torch.float64)
+    optimizer = optim.OPTIMIZERS[name](rates)
+    p, state = start.clone(), optimizer.init(start)
+    for step in range(20):
+        optimizer.update(p, gradients(step, p.shape, p.dtype), state)
+    for row, rate in enumerate(rates.tolist()):
+        alone = optim.OPTIMIZERS[name](rate)
+        one, own = start[row : row + 1].clone(), alone.init(start[row : row + 1])
+        for step in range(20):
+            gradient = gradients(step, p.shape, p.dtype)[row : row + 1].clone()
+            alone.update(one, gradient, own)
+        torch.testing.assert_close(p[row], one[0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_rate_per_weight(together: bool) -> None:
+    """Adam with a scale is torch's with a group per rate, also where clients are not in step."""
+    start = torch.randn(2, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    scale = torch.tensor([1.0, 1.0, 0.3, 0.3, 0.3, 0.1], dtype=torch.float64)
+    optimizer = optim.adam(0.01, scale)
+    p, state = start.clone(), optimizer.init(start)
+    if not together:
+        state["step"][1] = 5.0
+    weights = [start[0, place : place + 1].clone().requires_grad_() for place in range(6)]
+    groups = [{"params": [w], "lr": 0.01 * s} for w, s in zip(weights, scale.tolist(), strict=True)]
+    theirs = torch.optim.Adam(groups)
+    for step in range(15):
+        gradient = gradients(step, p.shape, p.dtype)
+        for place, weight in enumerate(weights):
+            weight.grad = gradient[0, place : place + 1].clone()
+        theirs.step()
+        optimizer.update(p, gradient, state)
+    expected = torch.cat([weight.detach() for weight in weights])
+    torch.testing.assert_close(p[0], expected, rtol=1e-9, atol=1e-9)

@@ -159,7 +159,7 @@ def test_resuming_a_finished_run_changes_nothing_but_time(finished: Path) -> Non
 
 
 def test_resume_with_more_rounds_goes_on(tmp_path: Path) -> None:
-    corefed("run", *SMALL, "--out", tmp_path / "run")
+    corefed("run", *SMALL, "--set", "planned_rounds=4", "--out", tmp_path / "run")
     assert corefed("run", "--resume", tmp_path / "run", "--rounds", 4, "-q").code == 0
     corefed("run", *SMALL, "--rounds", 4, "--out", tmp_path / "whole")
     grown, whole = (record.read(tmp_path / name)[0] for name in ("run", "whole"))

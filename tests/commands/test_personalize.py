@@ -157,6 +157,52 @@ def test_it_is_better_than_the_shared_model_and_than_alone(tmp_path: Path) -> No
     assert personal > alone + 0.2
 
 
+# Temperatures
+
+
+@pytest.mark.parametrize("method", ["coreset-pfedbayes", "fedavg"])
+def test_a_newcomer_has_the_temperature_of_the_runs_clients(
+    method: str, file: Path, tmp_path: Path
+) -> None:
+    """Or its own, around that, where it has validation points. A fine-tuned model has that of the
+    run's fine-tuned ones."""
+    run = tmp_path / "run"
+    experiment = resolve(None, {"method": method}, [*SETTINGS, "validation=0.2"])
+    trained = rounds.train(experiment, run).summary["calibration"]
+    kind = "personal" if method == "coreset-pfedbayes" else "localized"
+    pooled = trained[kind]["temperature"]["all_clients"]["per_seed"]
+    options = ("--data", file, "--steps=4", "--seed=4", "--json")
+    done = corefed("personalize", run, *options)
+    assert done.code == 0, done.err
+    model = fitted.load(run, client="south")
+    assert model.models["temperature.personal"].tolist() == pooled[1:]
+    assert model.models["temperature.newcomer"].tolist() == pooled[1:]
+    assert model.experiment.run.validation == 0 and model.clients[0][0]["train"] == 40
+    told = json.loads(done.out)
+    assert (
+        told["metrics"]["personal_nll"] == told["calibration"]["personal"]["test"]["after"]["nll"]
+    )
+    more = ("--name=own", "--validation=0.25", "--test-fraction=0.2")
+    done = corefed("personalize", run, *options, *more)
+    assert done.code == 0, done.err
+    own = fitted.load(run, client="own")
+    (T,) = own.models["temperature.personal"].tolist()
+    assert pooled[1] != T and abs(T - pooled[1]) < 0.2
+    assert own.clients[0][0]["train"] == 30
+    assert own.experiment.run.validation == 0.25
+    assert "validation" in json.loads(done.out)["calibration"]["personal"]
+
+
+@pytest.mark.parametrize(("share", "words"), [(1.0, "in [0, 1)"), (0.999, "validate on")])
+def test_too_large_a_part_for_validation(
+    run: Path, file: Path, tmp_path: Path, share: float, words: str
+) -> None:
+    done = corefed(
+        "personalize", run, "--data", file, f"--validation={share}", "--out", tmp_path / "x"
+    )
+    assert done.code == 2 and words in done.err and not (tmp_path / "x").exists()
+
+
 # The folder
 
 

@@ -14,7 +14,7 @@ from commands import corefed
 
 from corefed.base.errors import UserError
 from corefed.data import clients, datasets, export, partition
-from corefed.federation.reading import local_data
+from corefed.federation.reading import fitting, local_data
 from corefed.federation.reading.agreement import agree
 from corefed.settings import config
 from corefed.training import setup
@@ -49,7 +49,7 @@ def test_a_client_reads_what_a_simulation_deals(tmp_path: Path, spec: str, scale
         assert agreement.classes == simulated.labels
     for i, data in enumerate(own):
         for fitted, stacked in zip(
-            local_data.fit(data, agreement)[:2], (simulated.train, simulated.test), strict=True
+            fitting.fit(data, agreement)[:2], (simulated.train, simulated.test), strict=True
         ):
             n = int(stacked.size[i])
             assert fitted.x.dtype == torch.float32 and fitted.y.dtype == torch.int64
@@ -70,7 +70,7 @@ def test_a_regression_and_its_targets(tmp_path: Path) -> None:
     agreement = agree([local_data.describe(data) for data in own], (), "unit")
     assert agreement.classes == () and agreement.targets == simulated.targets
     for i, data in enumerate(own):
-        train, test, _ = local_data.fit(data, agreement)
+        train, test, _ = fitting.fit(data, agreement)
         assert torch.equal(train.x[0], simulated.train.x[i][: train.x.shape[1]])
         assert torch.equal(train.y[0], simulated.train.y[i][: train.y.shape[1]])
         assert torch.equal(test.y[0], simulated.test.y[i][: test.y.shape[1]])

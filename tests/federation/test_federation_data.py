@@ -24,7 +24,8 @@ from corefed.data.dataset import Dataset
 from corefed.federation.protocol import Agreement
 from corefed.federation.reading import description, local_data
 from corefed.federation.reading.agreement import agree
-from corefed.federation.reading.local_data import LocalData, describe, fingerprint, fit
+from corefed.federation.reading.fitting import fit
+from corefed.federation.reading.local_data import LocalData, describe, fingerprint
 
 X = np.arange(24.0).reshape(8, 3)
 Y = np.array([2, 10, 2, 10, 10, 2, 7, 7])

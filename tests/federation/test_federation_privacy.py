@@ -514,6 +514,7 @@ def digits(
 def test_without_clipping_and_noise_a_private_run_is_a_plain_one() -> None:
     """And with noise it is not: what the measured example is made by."""
     small = {"rounds": 2, "clients": 3, "local_steps": 5, "hidden": (8,), "evaluate_draws": 2}
+    small |= {"eta_1": 0.001, "eta_2": 0.001, "initial_rho": -3.0, "anneal": 0.0}
     plain = digits("pfedbayes", 0, 0, 0, **small)
     open_ = digits("pfedbayes", 1e6, 1e-13, 0, **small)
     assert open_["global_nll"] == pytest.approx(plain["global_nll"], rel=1e-4)  # float32

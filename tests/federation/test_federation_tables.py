@@ -30,7 +30,8 @@ from corefed.federation.protocol import Agreement, Task
 from corefed.federation.reading import agreement as agreements
 from corefed.federation.reading import local_data
 from corefed.federation.reading.agreement import agree
-from corefed.federation.reading.local_data import LocalData, describe, fingerprint, fit
+from corefed.federation.reading.fitting import fit
+from corefed.federation.reading.local_data import LocalData, describe, fingerprint
 from corefed.federation.rules import Rules
 from corefed.settings import config
 from corefed.training import fitted, record, rounds

@@ -35,7 +35,7 @@ from corefed.models.network import mlp
 from corefed.settings import config
 from corefed.settings.fields import list_settings
 from corefed.show import report
-from corefed.training import checkpoint, record, rounds
+from corefed.training import checkpoint, fitted, record, rounds
 
 DIGITS: dict[str, Any] = {
     "method": "pfedbayes", "data": "digits", "partition": "iid", "clients": 3, "keep": 0.15,
@@ -87,6 +87,12 @@ CASES = [
          "learn_noise": True, "noise": 0.5},
         id="regression",
     ),
+    pytest.param(with_small("pfedbayes", validation=0.3, scale="standard"), id="validation"),
+    pytest.param(
+        {**DIGITS, "data": "synthetic-regression", "partition": "natural", "validation": 0.2,
+         "noise": 0.5},
+        id="validation, regression",
+    ),
     pytest.param(
         with_small("pfedbayes", model="cnn", channels="4,4,4", scale="standard"), id="cnn"
     ),
@@ -121,6 +127,19 @@ def test_the_simulations_numbers(flags: dict[str, Any], tmp_path: Path) -> None:
                 assert mine["metrics"][name][0] == pytest.approx(value[0], rel=1e-3), name
         assert mine["coreset"].keys() == theirs["coreset"].keys()
         assert mine["classes"].keys() == theirs["classes"].keys()
+        for name, value in theirs.get("validation", {}).items():  # a client has nine points
+            assert mine["validation"][name][0] == pytest.approx(value[0], rel=1e-3, abs=0.04), name
+    calibrated, theirs = lines[-1].get("calibration"), expected[-1].get("calibration")
+    assert bool(calibrated) == bool(theirs) == ("validation" in flags)
+    if calibrated and theirs:
+        for name, value in theirs["pooled"].items():
+            assert calibrated["pooled"][name] == pytest.approx(value, rel=1e-3), name
+        for name, value in theirs["temperature"].items():
+            assert calibrated["temperature"][name][0] == pytest.approx(value[0], rel=1e-3), name
+        for name, value in theirs["metrics"].items():
+            if name.endswith("nll"):
+                assert calibrated["metrics"][name] == pytest.approx(value, rel=1e-3), name
+                assert summary["metrics"][name]["mean"] == calibrated["metrics"][name][0]
 
 
 @pytest.mark.parametrize("method", ["coreset-pfedbayes", "fedavg", "per-fedavg"])
@@ -184,7 +203,7 @@ def test_a_killed_server_goes_on_to_the_same_result(
 
 
 def test_a_finished_run_can_be_given_more_rounds(tmp_path: Path) -> None:
-    flags = with_small("pfedbayes")
+    flags = with_small("pfedbayes") | {"planned_rounds": 5}
     longer = federation(tmp_path / "longer", {**flags, "rounds": 5})
     longer.federate()
     folders = federation(tmp_path / "short", flags)
@@ -508,6 +527,73 @@ def test_made_up_test_figures_do_not_enter_the_metrics(
     assert line["clients"][0][1] is None
     assert all(0 <= v[0] <= 1 for k, v in line["metrics"].items() if k.endswith("accuracy"))
     assert [e["client"] for e in events_of(folders, "refused")] == ["client-1"]
+
+
+CALIBRATED: dict[str, Any] = {"validation": 0.3, "rounds": 1}
+RISING = list(range(-30, 35))
+
+
+@pytest.mark.parametrize(
+    "slopes",
+    [
+        3, {"evil": RISING}, {"personal": [1.0]}, {"personal": RISING[::-1]},
+        {"personal": [*RISING[:-1], float("nan")]}, {"personal": [1e6 * each for each in RISING]},
+    ],
+)  # fmt: skip
+def test_made_up_slopes_do_not_enter_the_temperature(slopes: Any, tmp_path: Path) -> None:
+    """Temperatures are those without that client, which is named."""
+
+    def spoil(client: str, reply: Message) -> Message:
+        figures = records.reply_from(reply.content, 1 << 30).figures
+        if client != "client-0" or "slopes" not in figures:
+            return reply
+        return changed(reply, figures={**figures, "slopes": slopes})
+
+    def silent(client: str, reply: Message) -> Message | str:
+        figures = records.reply_from(reply.content, 1 << 30).figures
+        return LOST if client == "client-0" and "slopes" in figures else reply
+
+    flags = with_small("pfedbayes", **CALIBRATED)
+    spoilt, without = (
+        federation(tmp_path / name, flags, tamper=tamper)
+        for name, tamper in (("spoilt", spoil), ("without", silent))
+    )
+    found, wanted = (each.federate()["calibration"] for each in (spoilt, without))
+    (said,) = events_of(spoilt, "refused")
+    assert said["client"] == "client-0" and "slopes" in said["reason"]
+    for kind, section in wanted.items():
+        assert found[kind]["temperature"] == section["temperature"]
+
+
+def test_clients_keep_their_temperatures(tmp_path: Path) -> None:
+    """With their models, also one that shares no numbers, around the temperature of the others."""
+    flags = with_small("pfedbayes", **CALIBRATED)
+    folders = federation(tmp_path, flags)
+    for name, place in folders.grid.places.items():
+        own = place._replace(models=tmp_path / "models" / name, share_metrics=name != "client-1")
+        folders.grid.places[name] = own
+    summary = folders.federate()
+    T = lines_of(folders)[-1]["calibration"]["temperature"]["personal"][0]
+    (pooled,) = lines_of(folders)[-1]["calibration"]["pooled"]["personal"]
+    assert T[1] is None and summary["calibration"]["personal"]["temperature"]["max"] == max(T[::2])
+    for i, name in enumerate(folders.names):
+        model = fitted.load(tmp_path / "models" / name / "first")
+        (kept,) = model.models["temperature.personal"].tolist()
+        assert kept == T[i] if i != 1 else 0 < abs(kept - pooled) < 0.2
+        assert model.models["temperature.newcomer"].tolist() == [pooled]
+        raw = model._replace(models={k: v for k, v in model.models.items() if "temp" not in k})
+        x = torch.rand(5, 64)
+        before = raw.predict(name, x).mean.pow(1 / kept)
+        torch.testing.assert_close(
+            model.predict(name, x).mean, before / before.sum(-1, keepdim=True)
+        )
+
+
+def test_off_asks_no_second_time(tmp_path: Path) -> None:
+    folders = federation(tmp_path, with_small("pfedbayes", calibrate="off", **CALIBRATED))
+    summary = folders.federate()
+    assert "validation" in summary and "calibration" not in summary
+    assert folders.grid.asked.count(("client-0", "evaluate")) == 1
 
 
 def test_a_client_that_describes_nonsense_does_not_join(tmp_path: Path) -> None:

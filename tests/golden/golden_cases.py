@@ -82,6 +82,7 @@ DIGITS: Settings = {
 BAYES: Settings = {
     "zeta": 1.0, "beta": 1.0, "eta_1": 0.01, "eta_2": 0.01, "monte_carlo": 1, "optimizer": "adam",
     "fusion": "average", "initial_std": 0.1, "initial_rho": -3.0, "anneal": 0.0,
+    "by_layer": "false",
 }  # fmt: skip
 # refresh_every 4 of 6 local steps: coresets are chosen anew inside a round.
 CORESET: Settings = {

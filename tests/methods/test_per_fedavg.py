@@ -127,7 +127,7 @@ def test_the_distance_of_one_step_is_a_good_one() -> None:
     Nearer by, jumps of ReLU units are divided by a small r; farther away the third derivative
     counts. A network of 20 units and batches of 20 points have few jumps: 10 is the best here.
     """
-    network, alpha = Network(), Config().alpha
+    network, alpha = Network(), 0.02
     whole = Batch(network.data.x, network.data.y, network.data.weight / 400)
     minibatches = network.minibatches(150)
     _, g = per_fedavg.gradient(network.model, network.w, minibatches[-1])

@@ -13,9 +13,12 @@ from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from corefed.base.errors import UserError
+from corefed.base.rng import SERVER, Streams, Who
 from corefed.bayes.predict import predictive
+from corefed.methods import pfedbayes
+from corefed.models.cnn import cnn
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
-from corefed.models.network import Model, from_module, mlp
+from corefed.models.network import STANDARDISED, Model, from_module, mlp
 
 WIDTHS = [(4, 3), (4, 6, 3), (5, 7, 6, 2), (1, 1), (3, 1, 2)]
 CLIENTS, DRAWS, POINTS = 3, 4, 6
@@ -291,3 +294,42 @@ def test_predictive_of_a_regression_is_the_mixture(learn_noise: bool) -> None:
         torch.distributions.Categorical(torch.ones(DRAWS)), torch.distributions.Normal(*parts)
     )
     torch.testing.assert_close(found, torch.cat([mixture.mean, mixture.variance], -1))
+
+
+# --- the size of weights by the inputs of their layer ---------------------------------------------
+
+
+def test_layers_of_many_inputs_have_a_scale() -> None:
+    """sqrt(100 / inputs) for those of more than 100; pixels count a tenth, standardised all."""
+    assert mlp((784, 100, 10), Categorical(10)).scale is None
+    wide = mlp((1600, 100, 10), Categorical(10), STANDARDISED).scale
+    assert wide is not None
+    first = 1600 * 100 + 100
+    assert wide[:first].unique().tolist() == [0.25]
+    assert wide[first:].unique().tolist() == [1.0]
+
+
+def test_scales_of_convolutions_and_modules() -> None:
+    image = cnn((3, 32, 32), (32, 64), (50,), Categorical(5))
+    assert image.scale is not None and len(image.scale) == image.size
+    first, second = 9 * 3 * 32 + 32, 9 * 32 * 64 + 64
+    assert image.scale[:first].unique().tolist() == [1.0]
+    torch.testing.assert_close(
+        image.scale[first : first + second], torch.full((second,), (100 / 288) ** 0.5)
+    )
+    module = nn.Sequential(nn.Linear(400, 3), nn.ReLU(), nn.Linear(3, 2))
+    found = from_module(module, Categorical(2)).scale
+    assert found is not None and found.tolist() == [*[0.5] * 1203, *[1.0] * 8]
+
+
+def test_the_output_of_a_wide_layer_moves_as_that_of_others() -> None:
+    """The spread of pre-activations at the start does not grow with standardised inputs."""
+    spreads = []
+    for inputs in (100, 900, 6400):
+        model = mlp((inputs, 50, 2), Categorical(2), STANDARDISED)
+        config = pfedbayes.Config()
+        start = pfedbayes.build(config, model).init_server(Streams([Who(0, SERVER)], 0))["v"]
+        weights = start[0, : inputs * 50].view(50, inputs)
+        x = torch.randn(inputs, 200, generator=torch.Generator().manual_seed(3))
+        spreads.append(float((weights @ x).std()))
+    assert max(spreads) / min(spreads) < 1.25  # 10,000 dependent products: a tenth or so

@@ -443,7 +443,8 @@ def test_trained_resumed_and_found_again(nets: Path) -> None:
     given = (*SMALL, "--method=coreset-pfedbayes", "--fraction=0.2", "--model=own_digits:make")
     whole = corefed("run", *given, "--out", "whole")
     assert whole.code == 0 and "note: dropout is off in '2' (Dropout)" in whole.err
-    assert corefed("run", *given, "--rounds=1", "--out", "part", "-q").code == 0
+    short = ("--rounds=1", "--set=planned_rounds=2")
+    assert corefed("run", *given, *short, "--out", "part", "-q").code == 0
     assert corefed("run", "--resume", "part", "--rounds=2", "-q").code == 0
     one, other = (fitted.load(nets / name) for name in ("whole", "part"))
     for name, value in one.models.items():

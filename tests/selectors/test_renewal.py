@@ -47,7 +47,8 @@ class Federation:
         x = torch.randn(len(sizes), n, 6, generator=draws)
         y = (x @ torch.randn(6, 3, generator=draws)).argmax(-1)
         weight = (torch.arange(n) < torch.tensor(sizes).unsqueeze(-1)).float()
-        self.config = from_flat(Config, {"fraction": 0.3, **config})
+        slow = {"eta_1": 0.001, "eta_2": 0.001, "initial_rho": -3.0}
+        self.config = from_flat(Config, {"fraction": 0.3, **slow, **config})
         self.method = coreset_pfedbayes.build(self.config, MODEL)
         self.server = self.method.init_server(Streams([Who(0, SERVER)], 0))
         self.data = ClientData(x, y, weight)

@@ -28,9 +28,11 @@ pytest.importorskip("vl_convert", reason="the report's extra is not installed")
 
 from corefed.data.columns import Column
 from corefed.data.preparation import Preparation
+from corefed.settings.config import resolve
 from corefed.show.page import gather, making, paired, points
 from corefed.show.page.content import Missing
-from corefed.show.page.sections import chosen, clients, comparison
+from corefed.show.page.sections import chosen, clients, comparison, trust
+from corefed.training import fitted, setup
 
 NASTY = "<script>alert(1)</script>"
 BASE = tuple(flag for flag in SMALL if not flag.startswith("--method"))
@@ -321,6 +323,67 @@ def test_rows_in_place_of_pictures(
 
 
 # --- the points behind a run ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", ["digits", "synthetic-regression"])
+def test_calibration_before_and_after(data: str, tmp_path: Path) -> None:
+    """Both pictures, their numbers, and how much of an ECE is chance."""
+    run, page = tmp_path / "run", tmp_path / "page.html"
+    flags = (f"--data={data}", "--set=validation=0.2", "--quiet", f"--out={run}")
+    assert corefed("run", *SMALL, *flags).code == 0
+    assert corefed("report", run, "--out", page).code == 0
+    (read,) = gather.read([run])
+    figure = "reliability" if data == "digits" else "coverage"
+    specs, text = Page(page.read_text()).specs, " ".join(Page(page.read_text()).words)
+    assert {f"trust-{figure}", f"trust-raw-{figure}"} <= set(specs)
+    assert "before calibration" in text and "after calibration" in text
+    assert "personal temperature" in text.lower()
+    raw = trust._without_temperature(read, ["personal", "global"])
+    held = read.held_out
+    assert raw is not None and not isinstance(held, Missing)
+    model = fitted.load(run)
+    plain = model._replace(models={k: v for k, v in model.models.items() if "temp" not in k})
+    data_now = setup.load(model.experiment.run)
+    mine = held["row"] == 1
+    for kind in ("personal", "global"):
+        x = data_now.test.x[1][data_now.test.weight[1] > 0]
+        said = plain.predict(model.names[1], x, kind=kind)
+        for part in ("mean",) if data == "digits" else ("mean", "total"):
+            torch.testing.assert_close(
+                raw[f"{kind}.{part}"][mine].double(), getattr(said, part), rtol=1e-3, atol=1e-4
+            )
+    if data == "digits":
+        assert "is expected from chance" in text or "are expected from chance" in text
+        before = read.summary["calibration"]["personal"]["test"]["before"]["ece"]["mean"]
+        assert f"{before:.3f} before calibration" in text
+
+
+def test_images_in_files_are_split_as_in_training(tmp_path: Path) -> None:
+    """Those that are held back for validation are not among the training points."""
+    for place in range(24):
+        folder = tmp_path / "ab"[place % 2]
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4), (place, 0, 0)).save(folder / f"{place}.png")
+    flags = {"data": f"image-folder:{tmp_path}", "partition": "iid", "clients": 2}
+    sizes = []
+    for share in (0.0, 0.25):
+        run = resolve(flags={**flags, "validation": share, "embedding": "resnet18"}).run
+        found = points._files(run)
+        sizes.append([(len(a), len(b)) for a, b in zip(*found.y, strict=True)])
+    for (train, test), (fewer, same) in zip(*sizes, strict=True):
+        assert same == test and 0 < train - fewer <= math.ceil(0.25 * train)
+
+
+@pytest.mark.parametrize("right", [0.8, 0.6])
+def test_an_ece_is_told_apart_from_chance(right: float) -> None:
+    """100 points of confidence 0.8: chance alone gives an ECE of about 0.032."""
+    sure = torch.full((100,), 0.8)
+    ece = abs(right - 0.8)
+    words = trust.ece_words(ece, sure)
+    expected = re.search(r"the (0\.\d+) that|of which (0\.\d+) is", words)
+    assert expected is not None
+    assert float(expected[1] or expected[2]) == pytest.approx(0.032, abs=0.006)
+    assert words.startswith(f"{ece:.3f}") and ("no more than" in words) == (right == 0.8)
 
 
 def test_chosen_points_are_those_of_the_data(made: Made) -> None:

@@ -55,7 +55,7 @@ def test_finished_cells_are_read_and_begun_ones_resumed(
     cut = tmp_path / "cut"
     cells.outcomes(TWO[:1], cut, QUIET, jobs=1)
     begun = cells.place_of(TWO[1], cut)
-    cells.train(small("Plain", method="fedavg", rounds=1), cut)
+    cells.train(small("Plain", method="fedavg", rounds=1, planned_rounds=SMALL["rounds"]), cut)
     (begun / record.SUMMARY).unlink()
     asked: list[Path] = []
     train = cells.rounds.train

@@ -79,7 +79,8 @@ def test_what_each_client_has(run: Path) -> None:
 
 
 def test_a_resumed_run_keeps_the_same_models(tmp_path: Path) -> None:
-    corefed("run", *SMALL, "--rounds", 1, "--out", tmp_path / "grown")
+    plan = ("--set", "planned_rounds=2")
+    corefed("run", *SMALL, "--rounds", 1, *plan, "--out", tmp_path / "grown")
     assert corefed("run", "--resume", tmp_path / "grown", "--rounds", 2, "-q").code == 0
     corefed("run", *SMALL, "--rounds", 2, "--out", tmp_path / "whole")
     for name in (fitted.MODELS, fitted.HELD_OUT, fitted.DATA):

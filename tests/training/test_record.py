@@ -131,7 +131,7 @@ def test_state_of_other_data_is_refused(folder: Folder, experiment: Experiment) 
 
 
 def test_rounds_may_grow_but_not_shrink(folder: Folder) -> None:
-    flags = {"method": "pfedbayes", "seeds": "0,1"}
+    flags = {"method": "pfedbayes", "seeds": "0,1", "planned_rounds": 9}
     assert len(folder.resume(resolve(flags=flags | {"rounds": 99}))[0]) == 2
     assert resolve(folder.path / record.EXPERIMENT).run.rounds == 99
     with pytest.raises(UserError, match="stopped after round 2, before an evaluation"):

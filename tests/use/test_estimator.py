@@ -249,6 +249,24 @@ def test_the_bits_of_a_run() -> None:
         assert value["mean"] == trained.summary["metrics"][name]["per_seed"][0]
 
 
+def test_a_calibrated_federation(tmp_path: Path) -> None:
+    """The same temperatures in memory, in the folder, and in what is loaded from it."""
+    clients = sites(a=60, b=50)
+    found = Federation(seed=1, validation=0.3, **QUICK).fit(clients)
+    raw = Federation(seed=1, validation=0.3, calibrate="off", **QUICK).fit(clients)
+    x, _ = points(20, 5)
+    T = fitted_of(found).models["temperature.personal"][1].item()
+    power = raw.personal["b"].predict_proba(x) ** (1 / T)
+    said = found.personal["b"].predict_proba(x)
+    np.testing.assert_allclose(said, power / power.sum(-1, keepdims=True), rtol=1e-6)
+    parts = found.personal["b"].uncertainty(x)
+    np.testing.assert_allclose(parts.total, parts.aleatoric + parts.epistemic)
+    assert found.evaluate()["metrics"]["personal_nll"] != raw.evaluate()["metrics"]["personal_nll"]
+    again = Federation.load(found.save(tmp_path / "kept"))
+    np.testing.assert_array_equal(again.personal["b"].predict_proba(x), said)
+    np.testing.assert_array_equal(again.global_.predict_proba(x), found.global_.predict_proba(x))
+
+
 def test_several_seeds() -> None:
     clients = sites(a=40, b=30)
     both = Federation(seed=(1, 2), **QUICK).fit(clients)

@@ -58,14 +58,14 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "mlp": Case(("--method=coreset-pfedbayes", "--set=hidden=8,6", "--seed=3,4"), "client 1",
-                ("--seed=4",)),
+    "mlp": Case(("--method=coreset-pfedbayes", "--set=hidden=8,6", "--seed=3,4",
+                 "--set=validation=0.2"), "client 1", ("--seed=4",)),
     "cnn": Case(("--method=pfedbayes", "--set=model=cnn", "--set=channels=2,3,2,2",
                  "--set=hidden=5"), "client 0"),
     "point": Case(("--method=fedavg", "--set=hidden=8"), "client 0"),
     "matched": Case(("--method=bnfed", "--set=hidden=4"), None, ("--global",)),
     "regression": Case(("--data=npz:{here}/prices.npz", "--method=pfedbayes", "--set=hidden=5",
-                        "--set=client_column=client"), "north"),
+                        "--set=client_column=client", "--set=validation=0.2"), "north"),
     "own": Case(("--set=model=own_gated:Gated", "--method=pfedbayes"), "client 1", ("--global",)),
     "table": Case(("--data=table:{here}/sites.csv", "--set=target=ill", "--set=client_column=site",
                    "--set=scale=client", "--method=pfedbayes", "--set=hidden=5"), "south"),
@@ -245,6 +245,17 @@ def test_the_card_has_the_figures_of_the_held_out_points(made: dict[str, Made]) 
     counts = each.model.clients[1][1]["classes"]
     for label, count in enumerate(counts):
         assert f"| {label} | {count} |" in text
+
+
+def test_cards_say_the_temperature_where_there_is_one(made: dict[str, Made]) -> None:
+    """Of calibrated runs; programs and runs agree in any case (above)."""
+    for name, each in made.items():
+        text = (each.folder / "model_card.md").read_text()
+        calibrated = name in ("mlp", "regression")
+        assert (each.taken.temperature != 1) == calibrated, name
+        assert (f"Temperature {each.taken.temperature:.3f}, fitted on" in text) == calibrated, name
+    T = made["mlp"].taken.temperature
+    assert made["mlp"].model.models["temperature.personal"][3].item() == T  # as the weights above
 
 
 def test_cards_say_what_matters(made: dict[str, Made]) -> None:

@@ -24,7 +24,8 @@ from corefed_studies.bench import review as bench_review
 
 SETTINGS: dict[str, object] = {
     "data": "digits", "partition": "iid", "clients": 3, "rounds": 25, "method": "pfedbayes",
-    "seeds": "0,5", "evaluate_every": 25, "device": "cpu",
+    "seeds": "0,5", "evaluate_every": 25, "device": "cpu", "eta_1": 0.001, "eta_2": 0.001,
+    "initial_rho": -3.0, "anneal": 0.0,
 }  # fmt: skip
 
 

@@ -26,7 +26,9 @@ class Optimizer(NamedTuple):
     update: Callable[[Tensor, Tensor, Tree], None]  # (parameters, gradient, state), in place
 
 
-def adam(learning_rate: float | Tensor) -> Optimizer:
+def adam(learning_rate: float | Tensor, scale: Tensor | None = None) -> Optimizer:
+    """Adam; with a `scale` [P] each weight has the learning rate times its own."""
+
     def init(p: Tensor) -> Tree:
         step = torch.zeros(p.shape[0], dtype=torch.float64, device=p.device)
         return {"m": torch.zeros_like(p), "v": torch.zeros_like(p), "step": step}
@@ -36,12 +38,15 @@ def adam(learning_rate: float | Tensor) -> Optimizer:
         alike = isinstance(learning_rate, float) and p.device.type == "cpu"
         if alike and bool((step == step[0]).all()):
             # Clients in step, the usual case: torch's fused kernel, one pass instead of eight.
+            before = p if scale is None else p.clone()
             torch_adam(
                 [p], [gradient], [m], [v], [], [step[0].float()],
                 fused=True, amsgrad=False, beta1=BETA_1, beta2=BETA_2, lr=learning_rate,
                 weight_decay=0.0, eps=EPSILON, maximize=False,
             )  # fmt: skip
             step.add_(1)
+            if scale is not None:
+                torch.lerp(before, p, scale, out=p)
             return
         step.add_(1)
         correction_2 = (1 - BETA_2**step).sqrt()
@@ -50,7 +55,8 @@ def adam(learning_rate: float | Tensor) -> Optimizer:
         v.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
         # m / (sqrt(v / c2^2) + eps) / c1  =  (c2 / c1) m / (sqrt(v) + c2 eps)
         denominator = torch.sqrt(v, out=gradient).add_(column(correction_2 * EPSILON, p))
-        p.sub_(torch.div(m, denominator, out=gradient).mul_(column(rate, p)))
+        step_size = torch.div(m, denominator, out=gradient).mul_(column(rate, p))
+        p.sub_(step_size if scale is None else step_size.mul_(scale.to(p.device)))
 
     return Optimizer(init, update)
 

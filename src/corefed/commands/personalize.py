@@ -58,6 +58,13 @@ def personalize(
         float | None,
         typer.Option(help="Part of the points to test on; a fifth, or X_test, if not given."),
     ] = None,
+    validation: Annotated[
+        float,
+        typer.Option(
+            help="Part of the training points to fit its own temperature on; with 0 it has that of "
+            "the run's clients."
+        ),
+    ] = 0.0,
     seed: Seed = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[
@@ -77,7 +84,9 @@ def personalize(
     _refuse_name(run, name)
     files.refuse_existing(place, "give another --name, or remove it")
     g = run.place(run.names[0], seed)[0]
-    points = newcomer.read(data, run, g, name, test_fraction, run.experiment.run.memory_mb)
+    points = newcomer.read(
+        data, run, g, name, test_fraction, run.experiment.run.memory_mb, validation
+    )
     for note in points.notes:
         print(f"note: {note}", file=sys.stderr, flush=True)
     joined = newcomers.join(run, points, steps=steps, fraction=fraction, seed=seed, device=device)
@@ -124,6 +133,10 @@ def _table(joined: Newcomer) -> Table:
         f"{steps} steps on {summary['coreset'].get('size', data.train.weight.sum()):.0f} "
         f"of {int(data.train.weight.sum())} points in {cost['seconds']:.1f} s"
     )
+    found = summary.get("calibration", {}).get("personal")
+    if found is not None:
+        T = found["temperature"]["median"]
+        shown.caption += f"; calibrated at temperature {T:.2f}, but for the one trained alone"
     return shown
 
 

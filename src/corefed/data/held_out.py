@@ -49,11 +49,7 @@ def with_validation(
     """Take a share of each client's training points for validation; every class keeps one."""
     if share == 0:
         return list(splits)
-    found = []
-    for client, one in enumerate(splits):
-        mine = dataset._replace(x=dataset.x[one.train], y=dataset.y[one.train])
-        chosen = draw(mine, share, seed, client, "validation split")
-        found.append(one._replace(train=one.train[~chosen], validation=one.train[chosen]))
+    found = [hold_back(dataset, one, share, seed, client) for client, one in enumerate(splits)]
     if not any(len(one.validation) for one in found):
         largest = max(len(one.train) for one in splits)
         raise UserError(
@@ -61,6 +57,13 @@ def with_validation(
             f"{largest} training points. Use a larger share, or 0 for none."
         )
     return found
+
+
+def hold_back(dataset: Dataset, split: Split, share: float, seed: int, client: int) -> Split:
+    """The split of one client, with validation points taken from its training points."""
+    mine = dataset._replace(x=dataset.x[split.train], y=dataset.y[split.train])
+    chosen = draw(mine, share, seed, client, "validation split")
+    return split._replace(train=split.train[~chosen], validation=split.train[chosen])
 
 
 def validation_notes(splits: Sequence[Split], dataset: Dataset, names: Sequence[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """The numbers in clients' answers, checked before they are used.
 
 They come as JSON from machines that the server does not control. They do not change the model, and
-a value that is no plausible number does not change a table either.
+a value that is no plausible number does not change a table either. Slopes alone go further: they
+decide on the temperature that clients fit their own around, between 0.2 and 5.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import Any
 import torch
 
 from corefed.base.types import Method, Tree
+from corefed.bayes.temperature import GRID, LEAST, MOST
 from corefed.federation.protocol import Reply
 from corefed.training import cost, evaluate
 from corefed.training.evaluate import BINS, by_label, means_of
 
 MODELS = ("personal", "global", "localized")
+LARGEST = 100.0
+"""Bound of a point's slope: no probability counts as less than e^-88."""
 
 
 def number(value: object, least: float = -math.inf, most: float = math.inf) -> float | None:
@@ -60,12 +64,46 @@ def training_numbers(method: Method, replies: Sequence[Reply]) -> dict[str, Any]
     return line | cost.of_round(method, line["examples"], spent, complete=complete)
 
 
-def read_totals(figures: Mapping[str, Any], classes: int, most: int) -> dict[str, Tree]:
-    """A client's sums over its test points, by model; ValueError where they cannot be such sums."""
-    models = figures.get("models")
+def read_totals(
+    figures: Mapping[str, Any], classes: int, most: int, part: str = "models"
+) -> dict[str, Tree]:
+    """A client's sums over its test points, by model; ValueError where they cannot be such sums.
+
+    Those over its validation points are the part "validation", which it need not have.
+    """
+    models = figures.get(part, None if part == "models" else {})
     if not isinstance(models, dict) or not set(models) <= set(MODELS):
         raise ValueError("its test results are of unknown models")
     return {name: _totals(name, each, classes, most) for name, each in models.items()}
+
+
+def read_slopes(figures: Mapping[str, Any], validated: Mapping[str, Tree], classes: int) -> Tree:
+    """A client's slopes by model, [65] each; ValueError where they cannot be slopes.
+
+    They rise with the temperature, and of classes no point has one above the largest NLL.
+    """
+    models = figures.get("slopes", {})
+    if not isinstance(models, dict) or not set(models) <= set(validated):
+        raise ValueError("its slopes are of models without validation points")
+    found = {}
+    for model, values in models.items():
+        most = LARGEST * validated[model]["points"].item() if classes else math.inf
+        read = [number(v, -most, most) for v in values] if isinstance(values, list) else []
+        if len(read) != len(GRID) or None in read:
+            raise ValueError(f"its slopes of the {model} model are not {len(GRID)} such numbers")
+        found[model] = torch.tensor(read, dtype=torch.float64)
+        slack = 1e-9 * found[model].abs().amax()  # sums round
+        if bool((found[model].diff() < -slack).any()):
+            raise ValueError(f"its slopes of the {model} model fall")
+    return found
+
+
+def read_temperatures(figures: Mapping[str, Any]) -> dict[str, float]:
+    """A client's own temperatures by model; those that are none are left out."""
+    models = figures.get("temperature")
+    given = models if isinstance(models, dict) else {}
+    read = {model: number(given.get(model), LEAST, MOST) for model in MODELS}
+    return {model: T for model, T in read.items() if T is not None}
 
 
 def _totals(model: str, sums: object, classes: int, most: int) -> Tree:

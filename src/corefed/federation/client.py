@@ -1,9 +1,9 @@
 """The client's half of a federation: its data, its private state, one answer per task.
 
 Data and private state stay in folders of the client's own machine. Only a `Reply` leaves it: the
-method's message, counts, sums over test points, and numbers about training. An error leaves as one
-of the sentences below, which quote no data, no path and no text of another error. The client's own
-log has the rest.
+method's message, counts, sums over test and validation points, and numbers about training. An error
+leaves as one of the sentences below, which quote no data, no path and no text of another error. The
+client's own log has the rest.
 
 Private state is kept before an answer is sent, under the number of the next round. A server that
 was killed asks a round again. The client then starts from the state before that round and gives the
@@ -28,17 +28,17 @@ from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import ClientData, Method, Tree, Work
 from corefed.data.preparation import Preparation, TargetUnit
 from corefed.data.table import Settings
-from corefed.federation import digest, keeping, wire
+from corefed.federation import digest, evaluating, keeping, wire
 from corefed.federation.protocol import Reply, Task
-from corefed.federation.reading import local_data
+from corefed.federation.reading import fitting, local_data
 from corefed.federation.store import Store
 from corefed.federation.trust import privacy
 from corefed.methods import registry
 from corefed.models import own
 from corefed.settings import config
 from corefed.settings.run import Experiment
-from corefed.training import client_side, setup, variants
-from corefed.training.evaluate import evaluate_clients
+from corefed.training import calibration, client_side, setup, variants
+from corefed.training.calibration import Temperatures
 
 SPLIT_SEED = 0
 """Of the test part of data without one: the client's own, the same in every run."""
@@ -74,6 +74,7 @@ class TaskContext(NamedTuple):
     preparation: Preparation
     train: ClientData  # one client: [1, n, ...]
     test: ClientData
+    validation: ClientData | None
     device: torch.device
     seed: int
     store: Store
@@ -93,7 +94,7 @@ def answer(task: Task, settings: ClientSettings) -> Reply:
         wanted = _experiment(task)
         _refuse_code(wanted, settings)
         if task.kind == "join":
-            data = _read(wanted, settings)
+            data = _read(task, wanted, settings)
             _note(data.notes)
             return _reply(task, local_data.describe(data))
         context = _prepare(task, settings, wanted)
@@ -157,28 +158,28 @@ def _train(task: Task, context: TaskContext) -> Reply:
 
 def _evaluate(task: Task, context: TaskContext) -> Reply:
     """Sums over the test points for each model; none where the client does not share them."""
-    if task.round + 1 == context.experiment.run.rounds:
-        _keep_model(task, context)
-    if not context.settings.share_metrics or context.test.weight.shape[1] == 0:
-        return _reply(task, {"models": {}})
     began = time.perf_counter()
-    streams = Streams([Who(context.seed, task.client)], task.round, context.device)
-    models = evaluate_clients(
+    models = evaluating.Models(
         context.method,
         _broadcast(task.tree, context.device),
         _private(task.run, task.round + 1, context),
-        context.train,
-        context.test,
-        streams,
-        context.experiment.run.evaluate_draws,
-        len(context.preparation.labels),
-        context.unit,
+        Streams([Who(context.seed, task.client)], task.round, context.device),
     )
-    sums = {name: {k: v.tolist() for k, v in each.items()} for name, each in models.items()}
-    return _reply(task, {"models": sums, "seconds": time.perf_counter() - began})
+    found = evaluating.temperatures(task, context, models)
+    if task.round + 1 == context.experiment.run.rounds:
+        _keep_model(task, context, models, found)
+    if not context.settings.share_metrics:
+        return _reply(task, {"models": {}})
+    figures = evaluating.figures(task, context, models, found)
+    return _reply(task, {**figures, "seconds": time.perf_counter() - began})
 
 
-def _keep_model(task: Task, context: TaskContext) -> None:
+def _keep_model(
+    task: Task,
+    context: TaskContext,
+    models: evaluating.Models,
+    temperatures: Temperatures | None,
+) -> None:
     """Keep the model that the run ends with. A full disk does not stop the run."""
     if context.settings.models is None:
         return
@@ -191,9 +192,10 @@ def _keep_model(task: Task, context: TaskContext) -> None:
             context.preparation,
             context.train,
             context.test,
-            context.method,
-            _broadcast(task.tree, context.device),
-            _private(task.run, task.round + 1, context),
+            models.method,
+            models.broadcast,
+            models.private,
+            None if temperatures is None else calibration.stored(temperatures),
         )
     except UserError as error:
         _note([f"The model of this run is not kept in {folder}: {error}"])
@@ -203,9 +205,10 @@ def _prepare(task: Task, settings: ClientSettings, wanted: Experiment) -> TaskCo
     agreement = task.agreement
     if agreement is None:
         raise PublicError("The server sent no agreement about the data.")
-    data = _read(wanted, settings)
+    data = _read(task, wanted, settings)
     try:
-        train, test, preparation = local_data.fit(data, agreement, settings.name)
+        train, test, preparation = fitting.fit(data, agreement, settings.name)
+        validation = fitting.fit_validation(data, agreement, preparation, settings.name)
     except UserError as error:  # speaks of shapes and names, which are sent at the join anyway
         raise PublicError(str(error)) from error
     device = device_for(settings.device)
@@ -227,6 +230,7 @@ def _prepare(task: Task, settings: ClientSettings, wanted: Experiment) -> TaskCo
         preparation,
         train.to(device),
         test.to(device),
+        None if validation is None else validation.to(device),
         device,
         wanted.run.seeds[0],
         store,
@@ -250,7 +254,7 @@ def _refuse_code(wanted: Experiment, settings: ClientSettings) -> None:
         )
 
 
-def _read(wanted: Experiment, settings: ClientSettings) -> local_data.LocalData:
+def _read(task: Task, wanted: Experiment, settings: ClientSettings) -> local_data.LocalData:
     """The client's points. A table is read as in a simulation, with the client's own target."""
     run = wanted.run
     ignored = (*run.ignore, run.client_column) if run.client_column else run.ignore
@@ -263,6 +267,7 @@ def _read(wanted: Experiment, settings: ClientSettings) -> local_data.LocalData:
         embedding=run.embedding,
         bad_images=run.bad_images,
         memory_mb=run.memory_mb,
+        validation=local_data.HeldBack(run.validation, run.seeds[0], task.client),
     )
 
 

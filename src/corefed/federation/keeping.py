@@ -32,6 +32,7 @@ def keep(
     method: Method,
     broadcast: Tree,
     private: Tree,
+    temperature: Tree | None = None,
 ) -> None:
     """Write the folder, over that of an earlier, shorter version of the run."""
     run = dataclasses.replace(experiment.run, clients=1, cohort=0, device=str(train.x.device))
@@ -41,7 +42,7 @@ def keep(
         train, test, classes, targets, [name], preparation.labels, (), (preparation,)
     )
     server = {each: value[0] for each, value in broadcast.items()}
-    trees = Trees(run, data, method, [server], private)
+    trees = Trees(run, data, method, [server], private, temperature=temperature)
     place = record.Folder(folder)
     place.create(experiment)
     place.keep(lambda path: fitted.keep_data(path, data))

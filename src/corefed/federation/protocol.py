@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # programs of Flower start without torch, which takes a secon
     from corefed.base.types import Tree
     from corefed.data.columns import Column
 
-VERSION = 2
+VERSION = 3
 """A client and a server with different versions of the protocol refuse each other."""
 
 ENVELOPE = 1 << 20
@@ -74,6 +74,8 @@ class Task(NamedTuple):
     dp_clip: float
     dp_noise: float
     tree: Tree  # the part of the server's state that is sent; empty in a join
+    temperature: str = ""  # of the second evaluation of a calibrated run's last round: the
+    # temperatures of all clients' validation points, as JSON by kind of model
 
 
 class Reply(NamedTuple):

@@ -5,7 +5,8 @@
         check      every answer; an unacceptable one is logged with its client's name and left out
         quorum     too few acceptable answers: the round is asked again, then the run stops
         aggregate  by the method's own rule, after a robust one if the operator wants it
-        evaluate   sums over test points, asked of every client that is connected
+        evaluate   sums over test points, asked of every client that is connected; twice at the
+                   end of a run that is calibrated (`evaluating.py`)
         record     the line of rounds.jsonl and the checkpoint, as in a simulation
 
 A run has the files of a simulation (`record.py`), and events.jsonl and agreement.json. A resumed
@@ -25,16 +26,16 @@ import torch
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import Method, Tree, Update
-from corefed.federation import answers, joining, wire
+from corefed.federation import answers, evaluating, joining, wire
 from corefed.federation.events import Log
 from corefed.federation.link import Link, mismatch, wait_for
-from corefed.federation.protocol import Agreement, Reply, Task
+from corefed.federation.protocol import Agreement, Kind, Reply, Task
 from corefed.federation.rules import Rules
 from corefed.federation.trust import checks, privacy, robust
 from corefed.federation.trust.spent import privacy_spent
 from corefed.methods import registry
 from corefed.settings import config
-from corefed.settings.run import Experiment
+from corefed.settings.run import Experiment, Run
 from corefed.training import checkpoint, client_side, record
 from corefed.training.loop import Answer, Line, run_rounds
 from corefed.training.setup import network
@@ -47,6 +48,7 @@ class ServerContext(NamedTuple):
     """What stays the same through a run."""
 
     names: Sequence[str]
+    run: Run
     rules: Rules
     link: Link
     log: Log
@@ -55,6 +57,10 @@ class ServerContext(NamedTuple):
     method: Method
     template: checks.Template
     weights: str | None  # by which the method's server averages, for the accountant
+
+    def task_for(self, kind: Kind, t: int, name: str, sent: Tree) -> Task:
+        """What a client is asked in round t (from 0)."""
+        return self.task._replace(kind=kind, round=t, client=self.names.index(name), tree=sent)
 
 
 class Collected(NamedTuple):
@@ -99,6 +105,7 @@ def _federate(
     ruled = (rules.upload, rules.difference, rules.dp_clip, rules.dp_noise)
     context = ServerContext(
         names,
+        experiment.run,
         rules,
         link,
         log,
@@ -200,26 +207,7 @@ class RemoteClients:
 
     def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:
         """Metrics over the test points of all clients that answer, as in a simulation."""
-        context, (server,) = self.context, servers
-        sent = client_side.sent(context.method, server)
-        online = context.link.online()
-        tasks = {n: _task(context, "evaluate", t, n, sent) for n in context.names if n in online}
-        classes = len(context.agreement.classes)
-        found: dict[str, dict[str, Tree]] = {}
-        for name, reply in context.link.ask(tasks, context.rules.deadline).items():
-            if isinstance(reply, str):
-                context.log("missing", t + 1, name, f"in the evaluation: {reply}")
-                continue
-            problem = mismatch(tasks[name], reply)
-            try:
-                totals = answers.read_totals(reply.figures, classes, context.rules.max_examples)
-            except ValueError as error:
-                problem = problem or str(error)
-            if problem:
-                context.log("refused", t + 1, name, f"in the evaluation: {problem}")
-            elif totals:
-                found[name] = totals
-        return answers.score_numbers(found, context.names, context.agreement.classes)
+        return evaluating.evaluate(self.context, t, servers[0])
 
 
 def _collect(
@@ -232,7 +220,9 @@ def _collect(
     bytes_up = asked = 0
     for attempt in range(rules.attempts):
         online = wait_for(cohort, wanted, rules.join_wait, context.link)
-        tasks = {name: _task(context, "train", t, name, sent) for name in cohort if name in online}
+        tasks = {
+            name: context.task_for("train", t, name, sent) for name in cohort if name in online
+        }
         lost = {name: "not connected" for name in cohort if name not in tasks}
         accepted: dict[str, Reply] = {}
         asked += len(tasks)
@@ -291,8 +281,3 @@ def _check_update(context: ServerContext, task: Task, reply: Reply) -> Tree | st
         whole, context.template, method.traits.posteriors, reply.figures, max_examples=most
     )
     return again or whole
-
-
-def _task(context: ServerContext, kind: Any, t: int, name: str, sent: Tree) -> Task:
-    client = context.names.index(name)
-    return context.task._replace(kind=kind, round=t, client=client, tree=sent)

@@ -83,6 +83,7 @@ PRESETS: dict[str, dict[str, object]] = {
     "paper": {
         **pfedbayes.PAPER, "selector": "matching", "widths": (1.0,), "feature_draws": 16,
         "solver": "aiht", "max_iterations": 300, "shrink": 0.0, "kl_weight": 1.0,
+        "calibrate": "off",  # of every run: the paper has no temperatures
     },
 }  # fmt: skip
 

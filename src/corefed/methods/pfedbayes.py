@@ -18,6 +18,7 @@ from torch import Tensor
 
 from corefed.base.rng import Streams
 from corefed.base.settings import (
+    ABLATION,
     PER_RUN,
     Finite,
     Follows,
@@ -37,10 +38,14 @@ from corefed.models.network import Model
 
 PAPER: dict[str, object] = {
     "zeta": 10.0, "eta_1": 0.001, "eta_2": 0.001, "initial_rho": -3.0, "anneal": 0.0,
+    "by_layer": False,
 }  # fmt: skip
 """The constants of Chanda et al. (2024)."""
 
-PRESETS: dict[str, dict[str, object]] = {"default": {}, "paper": PAPER}
+PRESETS: dict[str, dict[str, object]] = {
+    "default": {},
+    "paper": {**PAPER, "calibrate": "off"},  # a setting of every run: the paper has no temperatures
+}
 
 PART_OR_NONE = Range(lambda v: 0 <= v <= 1, "from 0 to 1")
 
@@ -63,7 +68,7 @@ class Config:
     """Learning rate of the localized global model z."""
     monte_carlo: PositiveInt = 1
     """Draws of theta per step (K)."""
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Annotated[Literal["adam", "sgd"], ABLATION] = "adam"
     """Update rule of both steps."""
     fusion: Literal["average", "precision"] = "average"
     """How the server joins posteriors: the paper's average of (mu, rho), or natural parameters."""
@@ -71,6 +76,9 @@ class Config:
     """Standard deviation of the initial means (mu ~ N(0, 0.1^2) in the paper)."""
     initial_rho: Annotated[Finite, PER_RUN, Plus(-2, 1)] = -4.0
     """Initial rho of every weight; sigma = softplus(rho)."""
+    by_layer: Annotated[bool, ABLATION] = True
+    """A layer of more than 100 inputs has smaller initial means and widths and smaller steps of
+    Adam, by sqrt(100 / inputs), so that its output moves as much as that of others."""
     anneal: Annotated[float, PART_OR_NONE, PER_RUN] = 1.0
     """Part of the planned rounds over which zeta rises to its value, along a line from near 0; 0
     has it from the first round."""
@@ -83,12 +91,16 @@ class Config:
 
 
 def build(config: Config, model: Model) -> Method:
-    personal = optim.OPTIMIZERS[config.optimizer](config.eta_1)
-    localized = optim.OPTIMIZERS[config.optimizer](config.eta_2)
+    scale = model.scale if config.by_layer else None
+    personal, localized = (_optimizer(config, eta, scale) for eta in (config.eta_1, config.eta_2))
 
     def init_server(streams: Streams) -> Tree:
         mu = model.init(streams.generators("init")[0], config.initial_std)
-        return {"v": torch.stack([mu, torch.full_like(mu, config.initial_rho)])}
+        rho = torch.full_like(mu, config.initial_rho)
+        if scale is not None:
+            rho = gaussian.rho_of(gaussian.sigma(rho) * scale)
+            mu = mu * scale if model.widths else mu  # other networks' means follow the layer anyway
+        return {"v": torch.stack([mu, rho])}
 
     def init_client(broadcast: Tree, data: ClientData) -> Tree:
         v = broadcast["v"]
@@ -167,6 +179,12 @@ def aggregate(config: Config, server: Tree, update: Update) -> Tree:
     precision = torch.lerp(old, precisions.mean(0), config.beta)
     shift = torch.lerp(old * server["v"][0], (precisions * uploads[:, 0]).mean(0), config.beta)
     return {"v": torch.stack([shift / precision, gaussian.rho_of(precision.rsqrt())])}
+
+
+def _optimizer(config: Config, rate: float, scale: Tensor | None) -> optim.Optimizer:
+    if config.optimizer == "adam":
+        return optim.adam(rate, scale)
+    return optim.sgd(rate)  # its steps follow the size of gradients, and with it the layer
 
 
 def _prefixed(prefix: str, tree: Tree) -> Tree:

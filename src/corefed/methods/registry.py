@@ -5,7 +5,6 @@ A method outside the package is made known by `register` instead.
 The modules are imported when asked for, so that listing the names needs no torch. A method's module
 has `Config`, a frozen dataclass, and `build(config, model) -> Method`; it may have
 `PRESETS: dict[str, dict[str, object]]` (for a Config with a field `preset`),
-`RUN_DEFAULTS: dict[str, object]` (settings of `Run` that have other defaults with this method),
 `check(config) -> None`, which raises UserError, and `idle(config) -> set[str]`, the settings that
 have no effect beside the others.
 """
@@ -102,11 +101,6 @@ def config_class(name: str) -> type[Any]:
 def presets(name: str) -> dict[str, dict[str, object]]:
     """Named sets of values a method offers; empty where it has none."""
     return cast("dict[str, dict[str, object]]", getattr(module(name), "PRESETS", {}))
-
-
-def run_defaults(name: str) -> dict[str, object]:
-    """Settings of every run that have other defaults with this method."""
-    return cast("dict[str, object]", getattr(module(name), "RUN_DEFAULTS", {}))
 
 
 def idle(name: str, config: Any) -> set[str]:

@@ -9,8 +9,5 @@ from corefed.models.network import Model
 Config = submodular.Config
 
 
-RUN_DEFAULTS = submodular.RUN_DEFAULTS
-
-
 def build(config: Config, model: Model) -> Method:
     return submodular.build("dispmin", config, model)

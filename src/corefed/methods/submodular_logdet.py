@@ -19,8 +19,5 @@ class Config(submodular.Config):
     """lambda of log det(S + lambda I): the larger, the less similar points shut each other out."""
 
 
-RUN_DEFAULTS = submodular.RUN_DEFAULTS
-
-
 def build(config: Config, model: Model) -> Method:
     return submodular.build("logdet", config, model, config.regulariser)

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.models.likelihood import Likelihood
-from corefed.models.network import Forward, Head, Model, mlp
+from corefed.models.network import Forward, Head, Model, mlp, scale_for
 
 SMALLEST = 8
 """Pixels that an image must have along each side."""
@@ -106,9 +106,11 @@ def cnn(
         output = torch.cat([follow(rest, way(layers, parts, block)) for block in blocks], 2)
         return output.view(*theta.shape[:2], *output.shape[2:])
 
+    fan_ins = [*(9 * layer.inputs for layer in layers), flat, *hidden]
+    fan_outs = [*channels, *hidden, likelihood.outputs]
+    sizes = [(fan_in + 1) * fan_out for fan_in, fan_out in zip(fan_ins, fan_outs, strict=True)]
+
     def init(g: torch.Generator, std: float) -> Tensor:
-        fan_ins = [*(9 * layer.inputs for layer in layers), flat, *hidden]
-        fan_outs = [*channels, *hidden, likelihood.outputs]
         he = [
             value
             for fan_in, fan_out in zip(fan_ins, fan_outs, strict=True)
@@ -134,6 +136,7 @@ def cnn(
             slice(below + head.bias.start, below + head.bias.stop),
         ),
         activation=activation,
+        scale=scale_for([*zip(sizes, fan_ins, strict=True)], likelihood.extra),
     )
 
 

@@ -8,7 +8,7 @@ its own batched forward pass; any other nn.Module without batch statistics goes 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
@@ -23,6 +23,12 @@ from corefed.models.checks import refuse_layers
 from corefed.models.likelihood import Likelihood
 
 Forward = Callable[[Tensor, Tensor], Tensor]
+
+USUAL = 100
+"""Inputs of a layer up to which its weights have the usual size, that of a hidden layer here."""
+
+PIXELS, STANDARDISED = 0.1, 1.0
+"""Mean square of an input: of pixels from 0 to 1 about (0.10 in MNIST), of standardised numbers."""
 
 BLOCK = 1 << 25
 """Activations that a module keeps at once in a pass without gradients: 128 MiB."""
@@ -47,6 +53,8 @@ class Model(NamedTuple):
     widths: tuple[int, ...] = ()  # of a ReLU network, input and output included; else empty
     activation: int = 0  # numbers per point and draw that are kept for back-propagation; 0: few
     notes: tuple[str, ...] = ()  # about the network, for readers of the results
+    scale: Tensor | None = None  # [P] how large each weight should be by its layer's inputs, at
+    # most 1 (`scale_for`); None: 1 for all
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """log p_theta(D_j) for every client, draw and point: [C, K, n]."""
@@ -54,8 +62,11 @@ class Model(NamedTuple):
         return self.likelihood.log_prob(theta, self.forward(theta, x), y)
 
 
-def mlp(widths: Sequence[int], likelihood: Likelihood) -> Model:
-    """A ReLU network of any widths, e.g. (784, 100, 10); mu starts as N(0, std^2)."""
+def mlp(widths: Sequence[int], likelihood: Likelihood, mean_square: float = PIXELS) -> Model:
+    """A ReLU network of any widths, e.g. (784, 100, 10); mu starts as N(0, std^2).
+
+    `mean_square` is that of an input, as far as it is known: `scale` goes by it.
+    """
     if len(widths) < 2 or min(widths) < 1:
         raise UserError(f"a network needs an input and an output width of at least 1, not {widths}")
     layers: list[tuple[slice, slice, int, int]] = []
@@ -104,6 +115,13 @@ def mlp(widths: Sequence[int], likelihood: Likelihood) -> Model:
         likelihood=likelihood,
         head=Head(features, fan_in, weight, bias),
         widths=tuple(widths),
+        scale=scale_for(
+            [
+                (bias.stop - weight.start, fan_in * (mean_square if weight.start == 0 else 1.0))
+                for weight, bias, fan_in, _ in layers
+            ],
+            likelihood.extra,
+        ),
     )
 
 
@@ -164,7 +182,28 @@ def from_module(
         likelihood=likelihood,
         head=head,
         activation=activation,
+        scale=scale_for([*_inputs(named.values())], likelihood.extra),
     )
+
+
+def scale_for(sizes: Sequence[tuple[int, float]], extra: int = 0) -> Tensor | None:
+    """[P] sqrt(USUAL / inputs), at most 1, for layers given as (parameters, inputs); None: all 1.
+
+    A layer's output moves with the norm of its inputs. With means, widths and steps in this
+    proportion, it moves by as much in a layer of 1280 inputs as in one of 100. `inputs` is their
+    number times their mean square, where that is known.
+    """
+    parts = [torch.full((size,), min(1.0, (USUAL / inputs) ** 0.5)) for size, inputs in sizes]
+    scale = torch.cat([*parts, torch.ones(extra)])
+    return None if bool((scale == 1).all()) else scale
+
+
+def _inputs(parameters: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
+    """(parameters, inputs) of each tensor of a module; a bias has those of the weights before."""
+    inputs = 1
+    for p in parameters:
+        inputs = p[0].numel() if p.dim() > 1 else inputs
+        yield p.numel(), inputs
 
 
 @contextmanager

@@ -8,6 +8,7 @@ flat namespace. A key of a group can be written with the group (`selection.draws
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -55,12 +56,14 @@ def resolve(
     if "preset" in known:
         _refuse_two_presets(given)
         values = {**_preset(method, str(values.get("preset", own.preset)), known), **values}
-    values = {**registry.run_defaults(method), **values}
     if str(values.get("data", Run.data)).startswith(OWN) and not values.keys() & set(Noise._fields):
         values |= OWN_NOISE._asdict()
     shared = {each.name for each in list_settings(Run)}
+    run = from_flat(Run, {k: v for k, v in values.items() if k in shared})
+    if run.planned_rounds == 0:
+        run = dataclasses.replace(run, planned_rounds=run.rounds)
     experiment = Experiment(
-        from_flat(Run, {k: v for k, v in values.items() if k in shared}),
+        run,
         from_flat(own, {k: v for k, v in values.items() if k not in shared}),
     )
     check(experiment)
@@ -117,30 +120,15 @@ def look_up(key: str, method: str, where: str) -> Setting:
     return known[_name(_Given(key.replace("-", "_"), None, where), own, known, method)]
 
 
-def depends_on_rounds(values: Mapping[str, object]) -> bool:
-    """Whether settings change from round to round, so that their number matters."""
-    return bool(
-        values.get("schedule", "constant") != "constant"
-        or values.get("warmup")
-        or values.get("anneal")
-    )
-
-
-def unchanged_by(values: Mapping[str, object]) -> frozenset[str]:
-    """Keys a resumed run may change."""
-    return RESULTS_UNCHANGED_BY - ({"rounds"} if depends_on_rounds(values) else set())
-
-
 def fingerprint(values: Mapping[str, object]) -> str:
     """A hash of everything in `to_dict` that changes results, bit for bit."""
-    free = unchanged_by(values)
-    kept = {k: v for k, v in values.items() if k not in free}
+    kept = {k: v for k, v in values.items() if k not in RESULTS_UNCHANGED_BY}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def differences(there: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
     """'zeta (10.0 there, 1.0 here)' for every key of the fingerprint that differs."""
-    keys = sorted((there.keys() | here.keys()) - unchanged_by(here))
+    keys = sorted((there.keys() | here.keys()) - RESULTS_UNCHANGED_BY)
     return [
         f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)"
         for key in keys

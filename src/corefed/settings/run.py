@@ -88,11 +88,17 @@ class Run:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How learning rates fall over the planned rounds: not at all, or along a line or a cosine to
     nearly 0."""
+    planned_rounds: NotNegativeInt = 0
+    """Rounds that a schedule, and the rise of zeta, are laid out for; 0 takes `rounds`. A resumed
+    run may have more rounds, but keeps its plan."""
     warmup: Annotated[NotNegativeInt, Unit("rounds")] = 0
     """First rounds, in which learning rates rise to their values."""
     validation: Annotated[float, SHARE] = 0.0
     """Share of each client's training points that it does not train on, but is validated on:
     what settings are chosen by. Test points are never used for that."""
+    calibrate: Literal["auto", "off"] = "auto"
+    """Fit a temperature per client on its validation points after the last round, so that
+    predictions are right as often as they are confident: auto where there are such points."""
     batch_size: PositiveInt = 100
     """Points in a minibatch (b); a client with fewer uses all it has."""
     seeds: Annotated[tuple[int, ...], SEEDS] = (0,)

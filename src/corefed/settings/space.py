@@ -142,7 +142,6 @@ def are_defaults(experiment: Experiment, space: Sequence[Axis]) -> bool:
     """Whether the searched settings have their default values."""
     known = (*list_settings(Run), *list_settings(type(experiment.settings)))
     defaults = {each.name: each.default for each in known}
-    defaults |= registry.run_defaults(experiment.run.method)
     return all(defaults[k] == v for k, v in searched(experiment, space).items())
 
 

@@ -111,9 +111,18 @@ def _caption(summary: dict[str, Any]) -> str:
     if "overhead_seconds_per_round" in spent:
         said.append(f"{spent['overhead_seconds_per_round']:.2f} s of them not training")
     said.append(cost.of_summary(summary).words)
+    said += _temperature(summary)
     if "privacy" in summary:
         said.append(_spent(summary["privacy"]))
     return ", ".join(said)
+
+
+def _temperature(summary: Mapping[str, Any]) -> list[str]:
+    """Of the main model, where predictions were calibrated on validation points."""
+    main = summary.get("calibration", {}).get(main_model(summary["metrics"]))
+    if main is None:
+        return []
+    return [f"calibrated at temperature {main['temperature']['all_clients']['mean']:.2f}"]
 
 
 def _spent(privacy: Mapping[str, Any]) -> str:
@@ -166,6 +175,10 @@ def comparison_table(results: Sequence[RunResult]) -> Table:
             f"{seconds:.{0 if seconds >= 100 else 1}f}",
             f"{'' if passes.complete else '≥'}{short(passes.total)}",
         )
+    calibrated = [summary for summary in summaries if "calibration" in summary]
+    if calibrated:
+        whose = "" if len(calibrated) == len(summaries) else " of runs with validation points"
+        table.caption = f"NLL and ECE{whose} are after calibration."
     return table
 
 

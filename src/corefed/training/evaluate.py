@@ -18,9 +18,11 @@ from torch import Tensor
 
 from corefed.base.rng import Streams
 from corefed.base.types import ClientData, Method, Tree
+from corefed.bayes import temperature as tempering
 from corefed.data.preparation import TargetUnit
 from corefed.training import client_side
 from corefed.training.local import LocalClients
+from corefed.training.predicting import chunks, posterior_noise
 
 BINS = 15
 """Bins of the calibration error, as in Guo et al. (2017) and most papers."""
@@ -36,6 +38,7 @@ class Evaluation(NamedTuple):
     clients: list[list[float | None]]  # personal accuracy (or RMSE); None without test points
     classes: list[dict[str, list[float | None]]]  # model -> accuracy by class; empty for regression
     overconfidence: list[dict[str, float]]  # model -> mean confidence - accuracy; the same
+    confidence: list[Tree]  # model -> largest probability of every point; the same
     points: Tree  # scores of every point, [C, n] each, by the model of `clients`
 
     def line(self, labels: tuple[str, ...]) -> dict[str, Any]:
@@ -62,36 +65,35 @@ def evaluate(
     unit: TargetUnit | None = None,
     *,
     elsewhere: bool = True,
+    temperature: Mapping[str, Tensor] | None = None,
 ) -> Evaluation:
     """Every model of `method.models` on test (or validation) points; `classes` is 0 for regression.
 
     With `elsewhere`, models of clients that share nothing are also tested on the others' points.
+    `temperature` has the clients' temperatures, [C] per kind of model.
 
     `unit` is that of the test targets, where networks learn standardised ones. All models of a
     client have the same posterior noise, so that their differences are not noise. `draws` samples
     need `draws` times the memory, so chunks are smaller than in training.
     """
-    runs, per_run = len(servers), clients.per_run
+    runs, per_run, T = len(servers), clients.per_run, temperature or {}
     points: dict[str, list[Tree]] = {}
     away: list[Tree] = []
-    chunk = max(1, clients.chunk // (draws if method.noise[-1] else 1))
-    for start in range(0, runs * per_run, chunk):
-        rows = range(start, min(start + chunk, runs * per_run))
+    for chunk in chunks(clients, method, servers, round_, draws):
+        rows, method, models, noise = chunk
         part = slice(rows.start, rows.stop)
-        noise = _noise(method, clients.streams(rows, round_), draws)
-        private = {name: value[part] for name, value in clients.private.items()}
-        broadcast = clients.broadcast(servers, rows)
-        train = ClientData(*(field[part] for field in clients.data))
-        if clients.method_at is not None:
-            method = clients.method_of(rows, round_)
-        models = client_side.models(method, broadcast, private, train)
         for name, model in models.items():
             predicted = method.predict(model, test.x[part], noise)
-            each = _score(predicted, test.y[part], classes, unit.at(part) if unit else None)
+            here, own = unit.at(part) if unit else None, T[name][part] if name in T else None
+            each = _score(predicted, test.y[part], classes, here, own)
             points.setdefault(name, []).append(each)
         if elsewhere and method.traits.sent == () and per_run > 1:  # they share nothing
-            own = models["personal"]
-            away.append(_score_elsewhere(method, own, test, rows, per_run, noise, classes, unit))
+            own = T["personal"][part] if "personal" in T else None
+            away.append(
+                _score_elsewhere(
+                    method, models["personal"], test, rows, per_run, noise, classes, unit, own
+                )
+            )
     real, labels = (test.weight > 0).cpu(), test.y.cpu()
     joined = {name: _joined(parts) for name, parts in points.items()}
     spans = [slice(g * per_run, (g + 1) * per_run) for g in range(runs)]
@@ -113,7 +115,11 @@ def evaluate(
         totals(*_masked(first, labels, real, slice(c, c + 1)), classes) for c in range(len(real))
     ]
     scores = [first_metric(one) for one in each_client]
-    return Evaluation(metrics, [scores[span] for span in spans], by_class, bold, first)
+    sure = [
+        {name: each["confidence"][span][real[span]] for name, each in joined.items() if classes}
+        for span in spans
+    ]
+    return Evaluation(metrics, [scores[span] for span in spans], by_class, bold, sure, first)
 
 
 def evaluate_clients(
@@ -126,26 +132,30 @@ def evaluate_clients(
     draws: int,
     classes: int,
     unit: TargetUnit | None = None,
+    temperature: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tree]:
     """Totals of every model over the test points of these clients."""
-    noise = _noise(method, streams, draws)
+    noise = posterior_noise(method, streams, draws)
     real, labels = (test.weight > 0).cpu(), test.y.cpu()
     found = {}
     for name, model in client_side.models(method, broadcast, private, train).items():
-        each = _score(method.predict(model, test.x, noise), test.y, classes, unit)
+        own = (temperature or {}).get(name)
+        each = _score(method.predict(model, test.x, noise), test.y, classes, unit, own)
         found[name] = totals(*_masked(each, labels, real, slice(None)), classes)
     return found
 
 
-def _noise(method: Method, streams: Streams, draws: int) -> Tensor:
-    """[C, K, P] noise of K posterior samples; a point estimate needs one empty sample."""
-    size = method.noise[-1] if method.noise else 0
-    return streams.normal("evaluate", draws if size else 1, size)
-
-
-def _score(prediction: Tensor, y: Tensor, classes: int, unit: TargetUnit | None = None) -> Tree:
+def _score(
+    prediction: Tensor,
+    y: Tensor,
+    classes: int,
+    unit: TargetUnit | None = None,
+    temperature: Tensor | None = None,
+) -> Tree:
     if unit is not None:
         prediction = unit.convert(prediction)
+    if temperature is not None:
+        prediction = tempering.temper(prediction, temperature, classes)
     each = score_classes(prediction, y) if classes else score_targets(prediction, y)
     return {name: value.cpu() for name, value in each.items()}
 
@@ -159,13 +169,15 @@ def _score_elsewhere(
     noise: Tensor,
     classes: int,
     unit: TargetUnit | None,
+    temperature: Tensor | None,
 ) -> Tree:
     """Each client's model on the test points of all others of its run."""
     parts = []
     for shift in range(1, per_run):
         there = _neighbours(rows, shift, per_run)
         predicted = method.predict(model, test.x[there], noise)
-        parts.append(_score(predicted, test.y[there], classes, unit.at(there) if unit else None))
+        here = unit.at(there) if unit else None
+        parts.append(_score(predicted, test.y[there], classes, here, temperature))
     return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
 
 
@@ -214,7 +226,7 @@ def totals(each: Tree, y: Tensor, classes: int) -> Tree:
     if not classes:
         return {"points": count, **{name: value.sum() for name, value in each.items()}}
     # ECE = sum_b (M_b / M) |accuracy_b - confidence_b| over equal bins ((b-1)/B, b/B]
-    index = (each["confidence"] * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+    index = bins(each["confidence"])
     gap = torch.zeros(BINS, dtype=torch.float64)
     return {
         "points": count,
@@ -225,6 +237,11 @@ def totals(each: Tree, y: Tensor, classes: int) -> Tree:
         "class_points": torch.bincount(y, minlength=classes).double(),
         "class_correct": torch.bincount(y, each["correct"], minlength=classes),
     }
+
+
+def bins(confidence: Tensor) -> Tensor:
+    """The bin of each confidence, from 0."""
+    return (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
 
 
 def metrics_of(sums: Tree) -> dict[str, float]:

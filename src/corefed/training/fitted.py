@@ -2,7 +2,9 @@
 
     data.json               how points are prepared, and what each client has (written first)
     fitted.safetensors      personal.NAME [G N, ...], global.NAME [G, ...], the server's own state
-                            server.NAME [G, ...], and weight [G N, n] of methods with a subset
+                            server.NAME [G, ...], and weight [G N, n] of methods with a subset;
+                            of a calibrated run temperature.personal [G N], temperature.global [G]
+                            and temperature.newcomer [G], the one that a newcomer gets
     held_out.safetensors    predictions of the clients' test points, one row per point
 
 G seeds of N clients; row g N + i is client i of the g-th seed. Neither training data nor checkpoint
@@ -22,7 +24,7 @@ from corefed.base import files
 from corefed.base.errors import UserError, did_you_mean
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import ClientData, Method, Tree
-from corefed.bayes import uncertainty
+from corefed.bayes import temperature, uncertainty
 from corefed.bayes.uncertainty import Prediction
 from corefed.data.cells import shorten
 from corefed.data.clients import FederatedData
@@ -31,7 +33,7 @@ from corefed.methods import registry
 from corefed.models.own import Factory, is_own
 from corefed.settings.config import resolve
 from corefed.settings.run import Experiment
-from corefed.training import client_side, record
+from corefed.training import calibration, client_side, record
 from corefed.training.setup import Trees, network
 
 DATA, MODELS, HELD_OUT = "data.json", "fitted.safetensors", "held_out.safetensors"
@@ -93,7 +95,7 @@ def models_of(trees: Trees) -> Tree:
     weight = client_side.weights(method, trees.private)
     if weight is not None:
         tree["weight"] = weight.cpu()
-    return tree
+    return tree | (trees.temperature or {})
 
 
 def held_out_of(trees: Trees, models: Tree) -> Tree:
@@ -115,10 +117,12 @@ def held_out_of(trees: Trees, models: Tree) -> Tree:
         streams = Streams([Who(run.seeds[g], number)], run.rounds, x.device, "cpu")
         noise = uncertainty.draws_for(method, streams, run.evaluate_draws)
         for kind in KINDS:
-            model = _model(models, kind, one if kind == "personal" else g, x.device)
+            place = one if kind == "personal" else g
+            model = _model(models, kind, place, x.device)
             if model and len(x):
                 each = x.unsqueeze(0)
                 found = uncertainty.predict(method, model, each, noise, data.classes).client(0)
+                found = _tempered(found, models, kind, place, data.classes)
                 if data.unit is not None:
                     found = found.in_unit(*(each[one] for each in data.unit))
                 for name in ("mean", "total", "aleatoric", "epistemic"):
@@ -191,6 +195,7 @@ class Fitted(NamedTuple):
         preparation = self.preparations[g]
         classes = len(preparation.labels)
         found = uncertainty.predict(self.method, model, x.unsqueeze(0), noise, classes).client(0)
+        found = _tempered(found, self.models, kind, row, classes)
         return found.in_unit(*preparation.unit) if preparation.target_mean else found
 
 
@@ -274,6 +279,11 @@ def _absent(folder: Path, name: str) -> str:
         f"{folder} has no {name}: it was made without (checkpoint_every = 0), or by an older "
         "version; run it again."
     )
+
+
+def _tempered(found: Prediction, models: Tree, kind: str, row: int, classes: int) -> Prediction:
+    T = calibration.temperature_of(models, kind, row)
+    return found if T == 1 else temperature.temper_prediction(found, T, classes)
 
 
 def _model(models: Tree, kind: str, row: int, device: torch.device) -> Tree:

@@ -8,9 +8,10 @@ trains on its own data alone:
     a start to adapt (per-fedavg)       its gradient steps on all of the newcomer's training data
     one model for all (fedavg, bnfed, submodular-*)   fine-tuned: all steps from the shared model
 
-A method that shares nothing (independent) is refused. docs/newcomers.md has the measurements behind
-STEPS, and behind a coreset of at least one minibatch: smaller ones save no time per step, and were
-less accurate.
+A method that shares nothing (independent) is refused. The newcomer's model has the temperature of
+all clients of the run, or its own, shrunk to that, where it has validation points.
+docs/newcomers.md has the measurements behind STEPS, and behind a coreset of at least one minibatch:
+smaller ones save no time per step, and were less accurate.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from corefed.methods import registry
 from corefed.models.network import Model
 from corefed.settings.config import check, to_dict
 from corefed.settings.run import LOCAL, Experiment
-from corefed.training import client_side, cost, local, record
+from corefed.training import calibration, client_side, cost, local, record
+from corefed.training.calibration import Temperatures
 from corefed.training.evaluate import Evaluation, evaluate, means_of
 from corefed.training.fitted import Fitted
 from corefed.training.loop import Answer, Line, run_rounds, size_of
@@ -47,6 +49,7 @@ class Newcomer(NamedTuple):
     server: Tree
     summary: dict[str, Any]
     lines: list[Line]
+    temperature: Tree | None = None  # of its models; None: they are not calibrated
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -187,6 +190,7 @@ def join(
     run = dataclasses.replace(
         experiment.run,
         data=LOCAL, partition="natural", clients=1, cohort=0, keep=1.0, client_column="",
+        validation=_validation_share(data),
         rounds=len(plan), local_steps=plan[0], seeds=(who.seed,), device=str(place),
     )  # fmt: skip
     experiment = dataclasses.replace(experiment, run=run)
@@ -205,6 +209,9 @@ def join(
     )
     if tested and compare:
         _compare(setup, server, who, plan, lines[-1])
+    found = _temperatures(setup, server, model.models, g)
+    if found is not None and tested:
+        lines[-1] |= _calibration(setup, server, found)
     about = {**record.environment(run.device), "notes": list(data.notes)}
     summary = record.summarise(to_dict(experiment), lines, about)
     summary["personalized"] = {
@@ -213,7 +220,49 @@ def join(
         "clients": len(model.names),
         "steps": steps,
     }
-    return Newcomer(setup, server, summary, lines)
+    kept = None if found is None else calibration.stored(found)
+    return Newcomer(setup, server, summary, lines, kept)
+
+
+def _validation_share(data: FederatedData) -> float:
+    """Of the training points."""
+    held = 0 if data.validation is None else int(data.validation.size.sum())
+    return held / (held + int(data.train.size.sum()))
+
+
+def _temperatures(setup: Setup, server: Tree, kept: Tree, g: int) -> Temperatures | None:
+    """The newcomer's own, shrunk to those of the run; those of the run without validation points.
+
+    `kept` is what the run keeps, where a run that was not calibrated has no temperatures.
+    """
+    run, data, clients = setup.experiment.run, setup.data, setup.clients
+    if run.calibrate == "off":
+        return None
+    names = {"personal": calibration.NEWCOMER, "global": f"{calibration.PREFIX}global"}
+    around = {kind: kept[name][g : g + 1] for kind, name in names.items() if name in kept}
+    if data.validation is None:
+        return Temperatures(around, around) if around else None
+    slopes = calibration.slopes(
+        clients, setup.method, [server], data.validation, run.rounds, run.evaluate_draws,
+        data.classes, data.unit,
+    )  # fmt: skip
+    pooled = {kind: around.get(kind, calibration.pool(each)) for kind, each in slopes.items()}
+    own = {kind: calibration.own(kind, each, pooled[kind]) for kind, each in slopes.items()}
+    return Temperatures(pooled, own)
+
+
+def _calibration(setup: Setup, server: Tree, found: Temperatures) -> Line:
+    """What the newcomer's line has of its temperatures."""
+    points, T = setup.data.validation, found.clients
+    before, after = (_metrics(setup, setup.method, setup.clients, server, t) for t in ({}, T))
+    if points is None:
+        about = calibration.describe(found, setup.experiment.run.seeds, before, after)
+        return {"calibration": about}
+    raw, validated = (
+        _metrics(setup, setup.method, setup.clients, server, t, points) for t in ({}, T)
+    )
+    about = calibration.describe(found, setup.experiment.run.seeds, before, after, validated)
+    return {"validation": raw.line(setup.data.labels)["metrics"], "calibration": about}
 
 
 def _refuse_divergence(loss: float) -> None:
@@ -236,12 +285,20 @@ def _compare(setup: Setup, server: Tree, who: Who, plan: Sequence[int], line: Li
             line["metrics"][name.replace("personal", "alone")] = [value]
 
 
-def _metrics(setup: Setup, method: Method, clients: local.LocalClients, server: Tree) -> Evaluation:
+def _metrics(
+    setup: Setup,
+    method: Method,
+    clients: local.LocalClients,
+    server: Tree,
+    temperature: Tree | None = None,
+    points: ClientData | None = None,
+) -> Evaluation:
+    """On these points, by default the test points."""
     run, data = setup.experiment.run, setup.data
-    draws = run.evaluate_draws
     return evaluate(
-        clients, method, [server], data.test, run.rounds, draws, data.classes, data.unit
-    )
+        clients, method, [server], data.test if points is None else points, run.rounds,
+        run.evaluate_draws, data.classes, data.unit, temperature=temperature,
+    )  # fmt: skip
 
 
 def _alone(experiment: Experiment, network: Model, like: Tree, seed: int) -> tuple[Method, Tree]:

@@ -11,6 +11,12 @@
 Files are replaced whole (temporary file, fsync, rename), except rounds.jsonl, which grows; a
 resumed run cuts it back to the rounds of its checkpoint. `summary.json` can be made from
 experiment.toml and rounds.jsonl, so that an unfinished run can be read too.
+
+Where temperatures are fitted, the last line has `calibration` (`calibration.py`): the temperatures,
+and the metrics of the test and the validation points at them. Metrics in rounds.jsonl are without
+temperatures in every line, so that they make one curve. `metrics` in summary.json are of the models
+as they are kept and predict, with temperatures; `calibration` has the values before and after.
+Accuracy and RMSE are the same in both. `validation` is without: settings are compared by it.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.settings.config import to_dict, to_toml
 from corefed.settings.run import Experiment
-from corefed.training import cost
+from corefed.training import before_and_after, cost
 
 if TYPE_CHECKING:  # a record is read without torch
     from corefed.base.types import Tree
@@ -235,12 +241,15 @@ def summarise(
 ) -> dict[str, Any]:
     """The content of summary.json. Metrics are of the last evaluated round, not of the best.
 
-    Costs are sums over seeds. Seconds are of training, selection included and evaluation not;
-    passes include selection (`cost.py`). A simulation adds passes over its training points and
-    wall_seconds, which start-up, evaluation and files take part in.
+    Metrics of a calibrated run are at its temperatures, as the module says. Costs are sums over
+    seeds. Seconds are of training, selection included and evaluation not; passes include selection
+    (`cost.py`). A simulation adds passes over its training points and wall_seconds, which start-up,
+    evaluation and files take part in.
     """
     last = next((line for line in reversed(lines) if "metrics" in line), {})
-    evaluated: dict[str, list[float]] = last.get("metrics", {})
+    calibrated: Line = last.get("calibration", {})
+    evaluated: dict[str, list[float]] = last.get("metrics", {}) | calibrated.get("metrics", {})
+    bold: Line = last.get("overconfidence", {}) | calibrated.get("overconfidence", {})
     coreset = lines[-1]["coreset"] if lines else {}
     seconds = sum(line["seconds"] for line in lines)
     return {
@@ -251,13 +260,12 @@ def summarise(
         "config": dict(values),
         "metrics": {name: over_seeds(each) for name, each in evaluated.items()},
         **_validation(last),
+        **before_and_after.section(last, over_seeds),
         "classes": {
             model: {label: over_seeds(each) for label, each in row.items() if None not in each}
             for model, row in last.get("classes", {}).items()
         },
-        "overconfidence": {
-            model: over_seeds(each) for model, each in last.get("overconfidence", {}).items()
-        },
+        "overconfidence": {model: over_seeds(each) for model, each in bold.items()},
         "coreset": {
             "fraction": values.get("fraction", 1.0),  # a method without one trains on all data
             **{name: statistics.fmean(each) for name, each in coreset.items() if None not in each},

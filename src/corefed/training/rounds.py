@@ -16,10 +16,10 @@ from corefed.data.clients import FederatedData
 from corefed.models.own import Factory
 from corefed.settings.config import to_dict
 from corefed.settings.run import Experiment, Run
-from corefed.training import checkpoint, client_side, cost, fitted, record
+from corefed.training import calibration, checkpoint, client_side, cost, fitted, record
 from corefed.training.evaluate import Evaluation, evaluate, means_of
 from corefed.training.loop import Answer, Line, run_rounds, size_of
-from corefed.training.setup import Setup, prepare
+from corefed.training.setup import Setup, Trees, prepare
 
 
 class Result(NamedTuple):
@@ -29,6 +29,12 @@ class Result(NamedTuple):
     finished: bool
     setup: Setup  # with the clients as they are now
     servers: list[Tree]
+    temperature: Tree | None = None  # of a finished run that was calibrated
+
+    @property
+    def trees(self) -> Trees:
+        """The current state, to be saved."""
+        return self.setup.trees(self.servers, self.temperature)
 
 
 def train(
@@ -80,8 +86,10 @@ def train(
     clients = Simulation(setup)
     servers = run_rounds(setup.method, clients, servers, run, lines, on_round=keep, stop=stop)
     finished = len(lines) == run.rounds
+    told = lines[-1].get("calibration") if finished else None
+    temperature = calibration.stored(calibration.read(told)) if told else None
     if folder is not None and finished and run.checkpoint_every:
-        trees = setup.trees(servers)
+        trees = setup.trees(servers, temperature)
         folder.keep(lambda path: fitted.keep_models(path, trees))
     about = {**record.environment(run.device), "notes": list(setup.data.notes)}
     summary = record.summarise(values, lines, about)
@@ -90,7 +98,7 @@ def train(
     summary["cost"]["wall_seconds"] = time.perf_counter() - began
     if folder is not None and finished:
         folder.finish(summary)
-    return Result(summary, finished, setup, servers)
+    return Result(summary, finished, setup, servers, temperature)
 
 
 class Simulation:
@@ -121,21 +129,44 @@ class Simulation:
 
     def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:
         data = self.setup.data
-        line = self._evaluate(t, servers, data.test).line(data.labels)
+        tested = self._evaluate(t, servers, data.test)
+        line = tested.line(data.labels)
         if data.validation is not None:
             found = self._evaluate(t, servers, data.validation, elsewhere=False)
             line["validation"] = found.line(data.labels)["metrics"]
+            if calibration.is_wanted(self.setup.experiment.run, t):
+                line["calibration"] = self._calibrate(t, servers, data.validation, tested)
         return line
 
     def _evaluate(
-        self, t: int, servers: Sequence[Tree], points: ClientData, *, elsewhere: bool = True
+        self,
+        t: int,
+        servers: Sequence[Tree],
+        points: ClientData,
+        temperature: Tree | None = None,
+        *,
+        elsewhere: bool = True,
     ) -> Evaluation:
         setup, data = self.setup, self.setup.data
         draws = setup.experiment.run.evaluate_draws
         return evaluate(
             setup.clients, setup.method, servers, points, t, draws, data.classes, data.unit,
-            elsewhere=elsewhere,
+            elsewhere=elsewhere, temperature=temperature,
         )  # fmt: skip
+
+    def _calibrate(
+        self, t: int, servers: Sequence[Tree], points: ClientData, before: Evaluation
+    ) -> Line:
+        """Fit temperatures on these points; `before` is of the test points."""
+        setup, data, run = self.setup, self.setup.data, self.setup.experiment.run
+        slopes = calibration.slopes(
+            setup.clients, setup.method, servers, points, t, run.evaluate_draws, data.classes,
+            data.unit,
+        )  # fmt: skip
+        found = calibration.fit(slopes, len(run.seeds))
+        after = self._evaluate(t, servers, data.test, found.clients)
+        validated = self._evaluate(t, servers, points, found.clients, elsewhere=False)
+        return calibration.describe(found, run.seeds, before, after, validated)
 
     def _selection_cost(self) -> list[float]:
         """Forward passes spent on selection so far, per run; empty where they are not counted."""

@@ -22,7 +22,7 @@ from corefed.data.table import Settings
 from corefed.methods import registry
 from corefed.models import cnn, own
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
-from corefed.models.network import Model, mlp
+from corefed.models.network import PIXELS, STANDARDISED, Model, mlp
 from corefed.models.own import Factory
 from corefed.settings.config import check_cohort
 from corefed.settings.run import MEMORY, OWN, Experiment, Run
@@ -39,11 +39,11 @@ class Setup(NamedTuple):
     clients: local.LocalClients
     servers: list[Tree]  # one per seed
 
-    def trees(self, servers: list[Tree]) -> Trees:
+    def trees(self, servers: list[Tree], temperature: Tree | None = None) -> Trees:
         """The current state, to be saved."""
         return Trees(
             self.experiment.run, self.data, self.method, servers, self.clients.private,
-            self.clients.chunk,
+            self.clients.chunk, temperature,
         )  # fmt: skip
 
 
@@ -56,6 +56,7 @@ class Trees(NamedTuple):
     servers: list[Tree]  # one per seed
     private: Tree  # [G N, ...] row g N + i is client i of the g-th seed
     chunk: int = 1  # clients per pass when models are made
+    temperature: Tree | None = None  # what `calibration.stored` gives; None: not calibrated
 
 
 def concrete(experiment: Experiment) -> Experiment:
@@ -226,4 +227,6 @@ def network(
     if run.model == "cnn":
         image = cnn.image_shape(torch.Size(shape), run.data)
         return cnn.cnn(image, run.channels, run.hidden, likelihood)
-    return mlp((math.prod(shape), *run.hidden, likelihood.outputs), likelihood)
+    standardised = run.scale in ("standard", "features", "client")
+    mean_square = STANDARDISED if standardised else PIXELS
+    return mlp((math.prod(shape), *run.hidden, likelihood.outputs), likelihood, mean_square)

@@ -16,7 +16,6 @@ import torch
 from corefed.base.types import Method
 from corefed.methods import registry
 from corefed.models.network import Model
-from corefed.settings.config import depends_on_rounds
 from corefed.settings.fields import from_flat, list_settings, to_flat
 from corefed.settings.run import Run
 
@@ -30,11 +29,13 @@ MethodAt = Callable[[int, Sequence[int]], Method]
 def factor(run: Run, t: int) -> float:
     """What learning rates are multiplied by in round t (from 0): warm-up, then decay to 0.
 
-    The last round still learns: the decay would reach 0 one round later.
+    The last planned round still learns: the decay would reach 0 one round later. Rounds beyond the
+    plan are like the last one.
     """
     if t < run.warmup:
         return (t + 1) / (run.warmup + 1)
-    done = (t - run.warmup) / max(1, run.rounds - run.warmup)
+    planned = _planned(run)
+    done = (min(t, planned - 1) - run.warmup) / max(1, planned - run.warmup)
     if run.schedule == "linear":
         return 1 - done
     if run.schedule == "cosine":
@@ -49,13 +50,17 @@ def at_round(settings: DataclassInstance, run: Run, t: int) -> DataclassInstance
     """
     own = getattr(settings, "at", None)
     if own is not None:
-        settings = own((t + 1) / run.rounds)
+        settings = own((t + 1) / _planned(run))
     scale = factor(run, t)
     if scale == 1.0:
         return settings
     values = to_flat(settings)
     rates = [each.name for each in list_settings(type(settings)) if each.rate]
     return from_flat(type(settings), {**values, **{name: scale * values[name] for name in rates}})
+
+
+def _planned(run: Run) -> int:
+    return run.planned_rounds or run.rounds
 
 
 def stacked(many: Sequence[DataclassInstance], runs: Sequence[int], device: torch.device) -> Any:
@@ -81,7 +86,7 @@ def methods(
     """The method of any round, for clients of runs with these settings."""
     built: dict[tuple[int, tuple[int, ...]], Method] = {}
     alike = all(each == many[0] for each in many)
-    constant = not any(depends_on_rounds({**to_flat(run), **to_flat(each)}) for each in many)
+    constant = run.schedule == "constant" and run.warmup == 0 and not hasattr(many[0], "at")
 
     def at(t: int, runs: Sequence[int]) -> Method:
         key = (0 if constant else t, (0,) if alike else tuple(runs))

@@ -128,7 +128,7 @@ class Federation:
             trained = rounds.train(experiment, data=data, factory=factory, on_round=on_round)
         setup = trained.setup
         described = fitted.describe(setup.data)["clients"]
-        models = fitted.models_of(setup.trees(trained.servers))
+        models = fitted.models_of(trained.trees)
         self._fitted = Fitted(
             Path(MEMORY), setup.experiment, data.preparations, described, setup.method, models
         )
@@ -152,7 +152,8 @@ class Federation:
 
         Returns:
             "metrics": personal_accuracy, personal_nll, global_accuracy, ... (rmse for regressions)
-                over all clients' points, as means over seeds; `summary_` has them per seed.
+                over all clients' points, as means over seeds; `summary_` has them per seed. Those
+                of a calibrated run are at its temperatures, as predictions are.
             "clients": name -> accuracy (or RMSE) of its personal model; None without test points.
         """
         self._ready()
@@ -183,7 +184,8 @@ class Federation:
             target.append(line)
         values = to_dict(setup.experiment)
         target.checkpoint(values, len(self.history_), servers, setup.clients.private)
-        target.keep(lambda here: fitted.keep_models(here, setup.trees(servers)))
+        trees = self._trained.trees
+        target.keep(lambda here: fitted.keep_models(here, trees))
         about = {
             "clients": self._names,
             "classes": self.classes_.tolist(),

@@ -27,25 +27,36 @@ FEWEST = 2
 
 
 def read(
-    path: Path, model: Fitted, g: int, name: str, test_fraction: float | None, memory_mb: int
+    path: Path,
+    model: Fitted,
+    g: int,
+    name: str,
+    test_fraction: float | None,
+    memory_mb: int,
+    validation: float = 0.0,
 ) -> FederatedData:
     """The newcomer as a federation of one client, with training and test points.
 
-    Test points are those of the file (X_test) or a random part of the others. Where clients have
+    Test points are those of the file (X_test) or a random part of the others; `validation` is the
+    part of what remains that is held back for the newcomer's own temperature. Where clients have
     their own scales, the newcomer's is that of the points read first: X_train, or all.
     """
     preparation = model.preparations[g]
     if test_fraction is not None and not 0 <= test_fraction < 1:
         raise UserError(f"--test-fraction is {test_fraction:g}; it must be in [0, 1).")
+    if not 0 <= validation < 1:
+        raise UserError(f"--validation is {validation:g}; it must be in [0, 1).")
     found = inputs.read(path, preparation, name, target_wanted=True, memory_mb=memory_mb)
-    notes = list(found.notes)
+    notes, seed = list(found.notes), model.experiment.run.seeds[g]
     if test_fraction is None and has_test_part(path):
         train, notes = found, []  # its note is that the test part was not read
         test = inputs.read(path, found.preparation, name, memory_mb=memory_mb)
     else:
         part = TEST_FRACTION if test_fraction is None else test_fraction
-        seed = model.experiment.run.seeds[g]
         train, test = divide(found, part, seed, path)
+    held = None
+    if validation:
+        train, held = divide(train, validation, seed, path, "validation")
     if len(train.x) < FEWEST:
         raise UserError(f"{path} has {len(train.x)} training points; it takes at least {FEWEST}.")
     own = found.preparation
@@ -60,6 +71,7 @@ def read(
         labels=own.labels,
         notes=(*notes, *_notes(name, train, own.labels)),
         preparations=(kept,),
+        validation=None if held is None else _stacked(held),
     )
 
 
@@ -70,16 +82,20 @@ def has_test_part(path: Path) -> bool:
     return {"x_train", "x_test", "y_test"} <= names and "x" not in names
 
 
-def divide(found: Inputs, part: float, seed: int, path: Path) -> tuple[Inputs, Inputs]:
-    """Training and test points, split at random."""
+def divide(
+    found: Inputs, part: float, seed: int, path: Path, what: str = "test"
+) -> tuple[Inputs, Inputs]:
+    """Training points and test (or validation) points, split at random."""
     n = len(found.x)
     held = round(part * n) or int(part > 0)
     if held and n < FEWEST + held:
+        flag, verb = ("--test-fraction", "test") if what == "test" else ("--validation", "validate")
         raise UserError(
-            f"{path} has {n} points, too few to train on {FEWEST} and test on {held}; use "
-            "--test-fraction 0, which tests on none."
+            f"{path} has {n} points, too few to train on {FEWEST} and {verb} on {held}; use "
+            f"{flag} 0, which {verb}s on none."
         )
-    order = torch.randperm(n, generator=rng.generator(seed, 0, rng.SERVER, "newcomer"))
+    purpose = "newcomer" if what == "test" else f"newcomer {what}"
+    order = torch.randperm(n, generator=rng.generator(seed, 0, rng.SERVER, purpose))
     return _select(found, order[held:].sort().values), _select(found, order[:held].sort().values)
 
 
@@ -109,5 +125,6 @@ def keep(place: Path, joined: Newcomer) -> None:
     folder.keep(lambda path: fitted.keep_data(path, joined.setup.data))
     for line in joined.lines:
         folder.append(line)
-    folder.keep(lambda path: fitted.keep_models(path, joined.setup.trees([joined.server])))
+    trees = joined.setup.trees([joined.server], joined.temperature)
+    folder.keep(lambda path: fitted.keep_models(path, trees))
     folder.finish(joined.summary)

@@ -38,6 +38,11 @@ NAMES = {
         "ways to choose a coreset compared by training on it; paper is hours on a GPU",
         ("page", "jobs", "source"), files=True,
     ),
+    "defaults": Benchmark(
+        "defaults", "main",
+        "defaults chosen on some problems and judged on others; paper is an hour on a GPU",
+        ("page", "jobs", "source"), files=True,
+    ),
     "million": Benchmark(
         "million", "million", "a coreset of a million points, time and memory", ("scale",)
     ),

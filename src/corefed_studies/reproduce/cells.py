@@ -22,6 +22,7 @@ from corefed.base.errors import UserError
 from corefed.base.progress import bars
 from corefed.settings import config
 from corefed.settings.config import resolve
+from corefed.settings.run import Run
 from corefed.training import record, rounds
 from corefed.training.interrupt import stop_on_interrupt
 from corefed.training.record import Line
@@ -31,6 +32,29 @@ Flags = dict[str, object]
 
 MATCHING: Flags = {"method": "coreset-pfedbayes", "preset": "matching"}
 """Coresets by the paper's selector: what its tables and figures are about."""
+
+_BAYESIAN: Flags = {
+    "eta_1": 0.001, "eta_2": 0.001, "initial_rho": -3.0, "anneal": 0.0, "by_layer": False,
+}  # fmt: skip
+_SGD: Flags = {"learning_rate": 0.02, "initial_std": 0.1}
+PUBLISHED: dict[str, Flags] = {
+    **dict.fromkeys(("pfedbayes", "coreset-pfedbayes", "random-subset"), _BAYESIAN),
+    **dict.fromkeys(("fedavg", "independent"), _SGD),
+    **dict.fromkeys((f"submodular-{name}" for name in ("logdet", "dispsum", "dispmin")), _SGD),
+    "pfedme": {"learning_rate": 0.01},
+    "per-fedavg": {"alpha": 0.02, "beta": 0.02},
+}
+"""Settings that published tables and figures were measured with, where a cell does not give others:
+corefed's defaults before they were chosen by a study (docs/defaults.md)."""
+
+
+def published(flags: Flags) -> Flags:
+    """The flags of a run of a table, with the settings that it was measured with."""
+    own = PUBLISHED.get(str(flags.get("method", Run.method)), {})
+    if flags.get("base") == "fedavg":  # of random-subset
+        own = _SGD
+    return {**own, **flags}
+
 
 GPU_JOBS = 4
 """Processes that share a GPU: its kernels here are shorter than launching them takes."""
@@ -82,7 +106,7 @@ def outcomes(cells: Sequence[StudyCell], folder: Path, console: Console, jobs: i
     """Train what is missing, `jobs` cells at a time (0: as suits the machine), and read all."""
     missing = [cell for cell in cells if not _finished(cell, folder)]
     jobs = min(len(missing), jobs or default_jobs())
-    total = sum(resolve(flags=cell.flags).run.rounds for cell in cells)
+    total = sum(resolve(flags=published(cell.flags)).run.rounds for cell in cells)
     failures: dict[tuple[str, str], str] = {}
     with bars(console=console) as shown:
 
@@ -119,7 +143,7 @@ def train(cell: StudyCell, folder: Path, on_round: Callable[[], None] = lambda: 
     with stop_on_interrupt(place) as stop:
         try:
             done = rounds.train(
-                resolve(flags=cell.flags),
+                resolve(flags=published(cell.flags)),
                 place,
                 resume=record.begun(place),
                 on_round=lambda line: on_round(),
@@ -148,7 +172,7 @@ def _side_by_side(
     """Long cells first, so that none is left over at the end; looks at the folders to show how
     far they are. Ctrl-C reaches the workers as well, which finish their round and stop."""
     spawn = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-    by_length = sorted(cells, key=lambda cell: -resolve(flags=cell.flags).run.rounds)
+    by_length = sorted(cells, key=lambda cell: -resolve(flags=published(cell.flags)).run.rounds)
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
         running: dict[Future[str], StudyCell] = {
             pool.submit(_alone, cell, folder): cell for cell in by_length
@@ -169,7 +193,7 @@ def _finished(cell: StudyCell, folder: Path) -> bool:
     place = place_of(cell, folder)
     if not (place / record.SUMMARY).exists():
         return False
-    experiment = concrete(resolve(flags=cell.flags))
+    experiment = concrete(resolve(flags=published(cell.flags)))
     summary, lines = record.read(place)
     here = config.to_dict(experiment)
     there = {**summary["config"], **{key: here[key] for key in ELSEWHERE}}

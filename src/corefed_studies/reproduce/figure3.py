@@ -12,7 +12,7 @@ from corefed.bayes import gaussian
 from corefed.settings.config import resolve
 from corefed.settings.run import Experiment
 from corefed.training.setup import prepare
-from corefed_studies.reproduce.cells import MATCHING, Flags
+from corefed_studies.reproduce.cells import MATCHING, Flags, published
 from corefed_studies.reproduce.stepwise import RoundCurves, advance, picture, read_or_compute, table
 
 KINDS: dict[str, Flags] = {
@@ -29,7 +29,7 @@ def reproduce(name: str, scale: str, folder: Path, console: Console) -> None:
     common: Flags = {"data": "mnist" if paper else "digits", "rounds": 60 if paper else 5}
     common |= {"seeds": (0, 1, 2)} if paper else {}
     console.print("KL(q_w || q): full data, coresets and random subsets side by side")
-    experiments = {k: resolve(flags={**common, **f}) for k, f in KINDS.items()}
+    experiments = {k: resolve(flags=published({**common, **f})) for k, f in KINDS.items()}
     curves = read_or_compute(folder / "kl.json", lambda: divergences(experiments))
     (folder / f"{name}.json").write_text(json.dumps({"kl": curves}, indent=1) + "\n")
     label = "KL(q_w || q), nats a parameter"

@@ -12,7 +12,7 @@ from corefed.bayes import gaussian
 from corefed.settings.config import resolve
 from corefed.settings.run import Experiment
 from corefed.training.setup import prepare
-from corefed_studies.reproduce.cells import Flags
+from corefed_studies.reproduce.cells import Flags, published
 from corefed_studies.reproduce.stepwise import RoundCurves, advance, picture, read_or_compute, table
 
 TERMS = {"with the KL term": 1.0, "without it": 0.0}
@@ -22,6 +22,7 @@ def reproduce(name: str, scale: str, folder: Path, console: Console) -> None:
     console.print("training loss of preset paper, with and without the KL term")
     common: Flags = {"data": "digits", "rounds": 10 if scale == "paper" else 2}
     common |= {"method": "coreset-pfedbayes", "preset": "paper", "fraction": 0.5, "zeta": 1.0}
+    common = published(common)
     experiments = {k: resolve(flags={**common, "kl_weight": w}) for k, w in TERMS.items()}
     curves = read_or_compute(folder / "loss.json", lambda: training_losses(experiments))
     (folder / f"{name}.json").write_text(json.dumps({"loss": curves}, indent=1) + "\n")

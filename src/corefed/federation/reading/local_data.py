@@ -6,7 +6,7 @@
 
 Points never leave. `describe` gives what the server is told before the first round; docs/privacy.md
 lists it. All clients' descriptions together give the `Agreement`, to which each client fits its
-points.
+points (`fitting.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,15 +21,14 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.base.types import ClientData
-from corefed.data import columns, datasets, held_out, npz, scaling, sources, table
+from corefed.data import columns, datasets, held_out, npz, sources, table
 from corefed.data.class_names import sort_names
 from corefed.data.columns import Column, Layout
 from corefed.data.dataset import Dataset, check
-from corefed.data.preparation import Preparation
+from corefed.data.partition import Split
 from corefed.data.table import Settings
 from corefed.federation import digest
-from corefed.federation.protocol import ENVELOPE, Agreement
+from corefed.federation.protocol import ENVELOPE
 from corefed.federation.reading.description import Moments, check_description, moments
 
 if TYPE_CHECKING:
@@ -54,11 +52,21 @@ class LocalData(NamedTuple):
     layout: Layout | None = None  # of a table
     embedding: str = ""  # of images: the network that they went through, or none
     levels: bool = False  # points were bytes 0..255 of what runs from 0 to 1
+    x_validation: Tensor | None = None  # [l, ...] held back from training
+    y_validation: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of a point."""
         return tuple(self.x_train.shape[1:])
+
+
+class HeldBack(NamedTuple):
+    """Which part of a client's training points is for validation, drawn as in a simulation."""
+
+    share: float = 0.0
+    seed: int = 0  # of the run
+    client: int = 0  # the client's number in it
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -75,10 +83,12 @@ def read(
     bad_images: str = "refuse",
     memory_mb: int = 4096,
     labels_only: bool = False,
+    validation: HeldBack | None = None,
 ) -> LocalData:
     """The points of a file or folder; only those of `classes`, where some are named.
 
-    `reading` is for tables; `labels_only` leaves their features unread.
+    `reading` is for tables; `labels_only` leaves their features unread. Without `validation` no
+    training points are held back.
 
     Test points are those that the data set apart, or else a part of each class, drawn by `seed`.
     They are the same in every call, since private state refers to the rows of training points.
@@ -106,17 +116,22 @@ def read(
         test = held_out.draw(dataset, test_fraction, seed)
     if bool(test.all()):
         raise UserError(f"{dataset.name} has no points to train on.")
-    (train_rows,), (test_rows,) = (~test).nonzero(as_tuple=True), test.nonzero(as_tuple=True)
+    split = Split(*(part.nonzero(as_tuple=True)[0] for part in (~test, test)))
+    if validation is not None and validation.share:
+        split = held_out.hold_back(dataset, split, *validation)
+    held = len(split.validation) > 0
     return LocalData(
-        dataset.values(train_rows),
-        dataset.y[train_rows],
-        dataset.values(test_rows),
-        dataset.y[test_rows],
+        dataset.values(split.train),
+        dataset.y[split.train],
+        dataset.values(split.test),
+        dataset.y[split.test],
         dataset.labels,
         dataset.notes,
         dataset.layout,
         dataset.embedding,
         dataset.x.dtype == torch.uint8,
+        dataset.values(split.validation) if held else None,
+        dataset.y[split.validation] if held else None,
     )
 
 
@@ -169,7 +184,7 @@ def _select_classes(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     )
 
 
-# --- the description, and points in the terms of the agreement ------------------------------------
+# --- the description ------------------------------------------------------------------------------
 
 
 def fingerprint(data: LocalData) -> str:
@@ -215,104 +230,3 @@ def _describe_column(column: Column, x: Tensor, empty: set[str]) -> dict[str, An
         "mean": numbers.mean,
         "m2": numbers.m2,
     }
-
-
-def _preparation(data: LocalData, agreement: Agreement, client: str) -> Preparation:
-    """How points of this client are prepared, later ones too; refused where they do not fit."""
-    _check_fit(data, agreement)
-    layout = data.layout
-    targets = tuple(f"y{number}" for number in range(agreement.targets))
-    found = Preparation(
-        agreement.shape,
-        agreement.classes,
-        (layout.target,) if layout and targets else targets,
-        agreement.mean,
-        agreement.std,
-        embedding=data.embedding or "none",
-        kind="images" if data.embedding else "table" if layout else "array",
-        levels=data.levels,
-        columns=agreement.columns,
-        target=layout.target if layout else "",
-        ignored=layout.ignored if layout else (),
-        fill=agreement.fill,
-        target_mean=agreement.target_mean,
-        target_std=agreement.target_std,
-    )
-    if not agreement.own_scale:
-        return found
-    numbers = torch.tensor(columns.numbers(agreement.columns))
-    own = scaling.fit_features(_arrange(data, data.x_train, agreement.columns), numbers)
-    return replace(found, clients={client: own})
-
-
-def fit(
-    data: LocalData, agreement: Agreement, client: str = ""
-) -> tuple[ClientData, ClientData, Preparation]:
-    """Training and test points of one client, [1, n, ...], in the terms of the agreement.
-
-    Standardised regression targets are so for training only; test targets keep their own unit.
-    """
-    ready = _preparation(data, agreement, client)
-    places = torch.tensor([agreement.classes.index(name) for name in data.labels])
-
-    def fitted(x: Tensor, y: Tensor) -> ClientData:
-        scaled = ready.scale(_arrange(data, x, agreement.columns), client)
-        y = places[y] if data.labels else y
-        return ClientData(scaled.unsqueeze(0), y.unsqueeze(0), torch.ones(1, len(x)))
-
-    learnt = data.y_train if data.labels else ready.standardise(data.y_train)
-    return fitted(data.x_train, learnt), fitted(data.x_test, data.y_test), ready
-
-
-def _arrange(data: LocalData, x: Tensor, wanted: Sequence[Column]) -> Tensor:
-    return columns.change_layout(x, data.layout.columns, wanted) if data.layout else x
-
-
-def _check_fit(data: LocalData, agreement: Agreement) -> None:
-    if bool(data.layout) != bool(agreement.columns):
-        here, there = ("a table", "arrays") if data.layout else ("arrays", "tables")
-        raise UserError(f"The data are {here} here, but {there} in this run.")
-    if data.layout:
-        _check_columns(data.layout, agreement.columns)
-    elif data.shape != agreement.shape:
-        raise UserError(
-            f"A point has shape {list(data.shape)} here, but {list(agreement.shape)} in this run; "
-            "prepare the data as the other clients do."
-        )
-    wrong = next((std for std in agreement.std if not 0 < std < float("inf")), None)
-    if wrong is not None:
-        raise UserError(f"The standard deviation of this run's values is {wrong}.")
-    if bool(data.labels) != bool(agreement.classes):
-        here, there = ("classes", "numbers") if data.labels else ("numbers", "classes")
-        raise UserError(f"The target is {here} here, but {there} in this run.")
-    foreign = [name for name in data.labels if name not in agreement.classes]
-    if foreign:
-        raise UserError(
-            f"Class {foreign[0]!r} of this client is none of this run's: "
-            f"{', '.join(agreement.classes)}. Name all classes in the experiment, or start a "
-            "new run."
-        )
-    if not data.labels and data.y_train.shape[1] != agreement.targets:
-        raise UserError(
-            f"A point has {data.y_train.shape[1]} targets here, but {agreement.targets} in this "
-            "run."
-        )
-
-
-def _check_columns(layout: Layout, wanted: Sequence[Column]) -> None:
-    """The table must have this run's columns, each of its kind; an empty column fits any kind."""
-    own = {column.name: column for column in layout.columns}
-    alone = min(own.keys() ^ {column.name for column in wanted}, default=None)
-    if alone is not None:
-        here = "has" if alone in own else "lacks"
-        raise UserError(
-            f"The table of this client {here} the column {alone!r}, unlike those of this run; give "
-            "it the columns that the other clients have."
-        )
-    filled = {one.name for one in layout.profiles if one.present}
-    for column in wanted:
-        if column.name in filled and bool(column.categories) != bool(own[column.name].categories):
-            here, there = ("numbers", "text") if column.categories else ("text", "numbers")
-            raise UserError(
-                f"Column {column.name!r} has {here} here, but {there} in this run; mend its cells."
-            )

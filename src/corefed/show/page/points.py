@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.data import datasets, embedding, images, medmnist, partition
+from corefed.data import datasets, embedding, held_out, images, medmnist, partition
 from corefed.data.dataset import Dataset, select
 from corefed.data.fetch import find_path
 from corefed.data.pictures import ImageSet, UnreadableError
@@ -211,14 +211,15 @@ def _files(settings: Run) -> ShownPoints:
     )
     if settings.bad_images == "skip":  # unreadable images were left out
         kept = embedding.features(found.pictures, settings.embedding, refuse=False).readable
-        held_out = None if pool.held_out is None else pool.held_out[kept]
-        pool = pool._replace(x=pool.x[kept], y=pool.y[kept], held_out=held_out)
+        apart = None if pool.held_out is None else pool.held_out[kept]
+        pool = pool._replace(x=pool.x[kept], y=pool.y[kept], held_out=apart)
     if settings.classes:
         pool = select(pool, settings.classes)
     seed = settings.seeds[0]
     spec = settings.partition or partition.default_for(settings.data)
     splits = partition.split(spec, pool, settings.clients, seed)
     splits = partition.thin(splits, settings.keep, seed)
+    splits = held_out.with_validation(pool, splits, settings.validation, seed)
     labels = Labels([pool.y[one.train] for one in splits], [pool.y[one.test] for one in splits])
 
     def picture(part: Part, client: int, point: int) -> Picture | None:

@@ -7,8 +7,8 @@
 
 A tool gets a copy of the run's own record (`record.py`). If a tool fails, training goes on with a
 warning, and a resumed run logs what is missing. The last point of every curve is the value of the
-same name in summary.json. Metrics, loss and coreset values are means over seeds; costs are totals
-over seeds.
+same name in summary.json; NLL, ECE and Brier score of a calibrated run are those before its
+temperatures. Metrics, loss and coreset values are means over seeds; costs are totals over seeds.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ def write(
         ("Data", _data(model, g, client, preparation)),
         ("Method", _method(model, kind, about)),
         ("Results on held-out points", _results(model, kind, g, client)),
-        ("Calibration", _calibration(model, kind, g, client)),
+        ("Calibration", [*_temperature(about["temperature"], preparation),
+                         *_calibration(model, kind, g, client)]),
         ("Uncertainty and review", _review(model, kind, g, client)),
         ("Intended use", _use(preparation, whose)),
         ("Limits", _limits(model, kind, g, client)),
@@ -135,6 +136,22 @@ def _results(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
         table,
         "The interval of an accuracy is Wilson's; the others are normal approximations. They are "
         "about the draw of these points only.",
+    ]
+
+
+def _temperature(temperature: float, preparation: Preparation) -> list[str]:
+    """How predictions were calibrated, where they were."""
+    if temperature == 1:
+        return []
+    what = (
+        f"Probabilities are raised to the power of 1/{temperature:.3f} and normalised"
+        if preparation.labels
+        else f"The predictive standard deviation is multiplied by {temperature:.3f}"
+    )
+    return [
+        f"Temperature {temperature:.3f}, fitted on validation points, which were neither trained "
+        f"on nor are they the held-out points below. {what}. The program does this itself; the "
+        "network in mean.safetensors does not."
     ]
 
 

@@ -30,6 +30,7 @@ from corefed.bayes import gaussian, uncertainty
 from corefed.data.preparation import Preparation
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.settings.config import to_dict
+from corefed.training.calibration import temperature_of
 from corefed.training.fitted import Fitted
 from corefed.use import predictions
 from corefed.use.export import card, program
@@ -54,6 +55,7 @@ class Export(NamedTuple):
     mean: Tensor  # [P]
     std: Tensor | None  # [P]; None for a point estimate
     draws: Tensor  # [K, P]
+    temperature: float  # of its predictions; 1: the run was not calibrated
 
 
 def take(model: Fitted, client: str | None, *, shared: bool, seed: int | None) -> Export:
@@ -72,7 +74,8 @@ def take(model: Fitted, client: str | None, *, shared: bool, seed: int | None) -
     kind = predictions.kind_of(model, "global" if shared else "")
     own = {k: v for k, v in preparation.clients.items() if k == name}
     preparation = dataclasses.replace(preparation, clients=own)
-    values = _values(model, kind, g * len(model.names) + i if kind == "personal" else g)
+    row = g * len(model.names) + i if kind == "personal" else g
+    values, T = _values(model, kind, row), temperature_of(model.models, kind, row)
     mean, std = values, None
     draws = values.unsqueeze(0)
     if model.method.noise[-1]:
@@ -83,7 +86,7 @@ def take(model: Fitted, client: str | None, *, shared: bool, seed: int | None) -
         draws = gaussian.sample(values.unsqueeze(0), noise)[0]
     likelihood = _likelihood(model, preparation)
     made = _network(model, preparation, likelihood, len(mean))
-    return Export(model, kind, name, g, made, likelihood, preparation, mean, std, draws)
+    return Export(model, kind, name, g, made, likelihood, preparation, mean, std, draws, T)
 
 
 def _values(model: Fitted, kind: str, row: int) -> Tensor:
@@ -130,8 +133,9 @@ def contents(taken: Export, *, whole: bool, with_program: bool) -> Iterator[tupl
     yield PREPARATION, (jsonlib.dumps(values, indent=1) + "\n").encode()
     if with_program:
         made = program.predictive(
-            taken.network, taken.draws, taken.likelihood, taken.preparation, taken.client
-        )
+            taken.network, taken.draws, taken.likelihood, taken.preparation, taken.client,
+            taken.temperature,
+        )  # fmt: skip
         yield PROGRAM, program.compiled(made)
         x = example(taken.preparation, taken.client)
         with torch.no_grad():
@@ -185,6 +189,7 @@ def _about(taken: Export) -> dict[str, Any]:
         "seed": run.seeds[taken.g],
         "draws": len(taken.draws),
         "parameters": len(taken.mean),
+        "temperature": taken.temperature,
         "corefed": __version__,
         "torch": torch.__version__,
     }

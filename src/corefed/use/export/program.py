@@ -1,6 +1,7 @@
 """The predictive as a program of torch.export, which runs where there is torch and no corefed.
 
-    x as its owner has it -> scaled -> K networks theta_1 ... theta_K -> averaged, taken apart
+    x as its owner has it -> scaled -> K networks theta_1 ... theta_K -> averaged, tempered, taken
+    apart
 
 The K draws of the weights are those that `corefed predict` makes for this client, kept in the
 program, so that both give the same numbers to rounding. The K networks stand side by side in the
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from corefed.base.errors import UserError
 from corefed.bayes import uncertainty
+from corefed.bayes.temperature import temper_prediction
 from corefed.data.preparation import Preparation
 from corefed.models.likelihood import Likelihood
 from corefed.models.network import plain_attention
@@ -33,8 +35,10 @@ class Predictive(nn.Module):
         likelihood: Likelihood,
         preparation: Preparation,
         client: str,
+        temperature: float,
     ) -> None:
         super().__init__()
+        self.temperature = temperature
         self.draws = nn.ModuleList(draws)
         self.register_buffer("extra", extra)
         self.likelihood, self.preparation, self.client = likelihood, preparation, client
@@ -48,6 +52,8 @@ class Predictive(nn.Module):
         )
         classes = len(self.preparation.labels)
         found = uncertainty.combine(each, len(self.draws), classes)
+        if self.temperature != 1:
+            found = temper_prediction(found, self.temperature, classes)
         if self.preparation.target_mean:
             found = found.in_unit(*self.preparation.unit)
         return {
@@ -64,11 +70,12 @@ def predictive(
     likelihood: Likelihood,
     preparation: Preparation,
     client: str,
+    temperature: float = 1.0,
 ) -> Predictive:
     """Of K posterior samples theta [K, P]; a point estimate is one sample."""
     draws = [network.with_weights(one) for one in theta]
     extra = theta[:, network.size :].clone()
-    return Predictive(draws, extra, likelihood, preparation, client).eval()
+    return Predictive(draws, extra, likelihood, preparation, client, temperature).eval()
 
 
 def dtype_of(preparation: Preparation) -> torch.dtype:

@@ -17,7 +17,14 @@ from corefed.base.errors import UserError
 from corefed.settings import config
 from corefed.training import record
 from corefed.training.record import Line
-from corefed_studies.reproduce.cells import ELSEWHERE, CellOutcome, Flags, StudyCell, place_of
+from corefed_studies.reproduce.cells import (
+    ELSEWHERE,
+    CellOutcome,
+    Flags,
+    StudyCell,
+    place_of,
+    published,
+)
 from corefed_studies.reproduce.results import Result, Results
 from corefed_studies.reproduce.selectors.study import FULL, ROWS, SHARED, TIMED, problem_of, spot_of
 
@@ -46,7 +53,7 @@ def read(cells: Sequence[StudyCell], folder: Path) -> Results:
 
 def _refuse_others(cell: StudyCell, place: Path, there: dict[str, Any]) -> None:
     """What is left to the machine or the data may differ; defaults of settings may not."""
-    here = config.to_dict(config.resolve(flags=cell.flags))
+    here = config.to_dict(config.resolve(flags=published(cell.flags)))
     free = {key for key, value in here.items() if key in ELSEWHERE or value in ("auto", "")}
     changed = config.differences({**there, **{key: here[key] for key in free}}, here)
     if changed:

@@ -77,7 +77,7 @@ def _tiles(run: RunFolder) -> list[Tile]:
     for metric, name in METRICS.items():
         each = run.metrics.get(f"{run.main}_{metric}")
         if each is not None:
-            more = f"{_spread(run, each, metric)}, {AIDS[metric]}"
+            more = f"{_spread(run, each, metric)}, {AIDS[metric]}{_before(run, metric)}"
             found.append(Tile(f"{name}, {run.main}", f"{each['mean']:.3f}", more))
     cost = run.summary["cost"]
     sent = (cost["bytes_up"] + cost["bytes_down"]) / 1e6
@@ -88,6 +88,14 @@ def _tiles(run: RunFolder) -> list[Tile]:
         more = f"against anyone who sees uploads, delta {privacy['delta']:g}"
         found.append(Tile("Privacy, epsilon", f"{privacy['server']:.3g}", more))
     return found
+
+
+def _before(run: RunFolder, metric: str) -> str:
+    """What the metric was without temperatures, where the run has some."""
+    found = run.summary.get("calibration", {}).get(run.main)
+    if found is None:
+        return ""
+    return f", {found['test']['before'][metric]['mean']:.3f} before calibration"
 
 
 def _spread(run: RunFolder, each: dict[str, Any], metric: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from corefed.base.types import Tree
 from corefed.show.page import charts
@@ -23,6 +25,7 @@ from corefed.show.page.content import (
     percent,
 )
 from corefed.show.page.gather import RunFolder, capitalize
+from corefed.training import calibration
 from corefed.training.evaluate import BINS
 from corefed.training.record import MODELS
 from corefed.use import selective
@@ -50,21 +53,79 @@ def section(run: RunFolder, prefix: str) -> Section:
             "should be correct. Risk and coverage: the error rate when a person handles the least "
             "certain predictions."
         )
-        items = [_reliability(held, kinds, name), _risk(held, kinds, name)]
+        items = [*_calibrated(run, _reliability, kinds, name), _risk(held, kinds, name)]
         return Section(name, title, aid, [Figures(items), _thresholds(held, kinds[0], run.seeds)])
     aid = (
         "Intervals should contain the nominal share of the targets, as on the diagonal. In the "
-        "second chart, exact predictions lie on the diagonal."
+        "last chart, exact predictions lie on the diagonal."
     )
-    parts: list[Part] = [Figures([_coverage(held, kinds, name), _against(held, kinds[0], name)])]
+    items = [*_calibrated(run, _coverage, kinds, name), _against(held, kinds[0], name)]
+    parts: list[Part] = [Figures(items)]
     return Section(name, title, aid, parts)
+
+
+Draw = Callable[[Tree, Sequence[str], str], Figure]
+
+
+def _calibrated(run: RunFolder, draw: Draw, kinds: Sequence[str], name: str) -> list[Figure]:
+    """What the models predict, and before it what they would predict without temperatures."""
+    assert not isinstance(run.held_out, Missing)
+    after = draw(run.held_out, kinds, name)
+    raw = _without_temperature(run, kinds)
+    if raw is None or isinstance(run.models, Missing):
+        return [after]
+    before = draw(raw, kinds, f"{name}-raw")
+    words = _sentence([_temperatures(run.models, kind) for kind in kinds])
+    title = f"{after.title} after calibration"
+    return [
+        replace(before, title=f"{before.title} before calibration"),
+        replace(after, title=title, finding=f"{after.finding} {words}"),
+    ]
+
+
+def _without_temperature(run: RunFolder, kinds: Sequence[str]) -> Tree | None:
+    """Held-out predictions as they were before calibration; None of a run without temperatures.
+
+    p_T is proportional to p^(1/T), so p is proportional to p_T^T. A variance was multiplied by T^2.
+    """
+    assert not isinstance(run.held_out, Missing)
+    if isinstance(run.models, Missing):
+        return None
+    held, found = run.held_out, dict(run.held_out)
+    for kind in kinds:
+        T = run.models.get(f"{calibration.PREFIX}{kind}")
+        if T is None:
+            return None
+        row = held["row"] if kind == "personal" else held["row"] // len(run.names)
+        T = T[row].unsqueeze(-1)
+        mean, total = held[f"{kind}.mean"].double(), held[f"{kind}.total"].double()
+        if run.labels:
+            power = mean.pow(T)
+            found[f"{kind}.mean"] = power / power.sum(-1, keepdim=True)
+        else:
+            found[f"{kind}.total"] = total / T.square()
+    return found
+
+
+def _temperatures(models: Tree, kind: str) -> str:
+    T = models[f"{calibration.PREFIX}{kind}"]
+    low, high = T.min().item(), T.max().item()
+    return f"{kind} temperature {low:.2f}" + (f" to {high:.2f}" if high - low >= 0.005 else "")
+
+
+def ece_words(ece: float, confidence: Tensor) -> str:
+    """An ECE beside that of a perfect model with these confidences, which is not 0 either."""
+    chance = calibration.chance_ece(confidence)
+    if ece <= chance:
+        return f"{ece:.3f}, no more than the {chance:.3f} that are expected from chance"
+    return f"{ece:.3f}, of which {chance:.3f} is expected from chance"
 
 
 def _reliability(held: Tree, kinds: Sequence[str], name: str) -> Figure:
     data, rows, words = [], [], []
     for kind in kinds:
         found = selective.reliability(held[f"{kind}.mean"], held["y"])
-        words.append(f"{kind} ECE {found.ece:.3f}")
+        words.append(f"{kind} ECE {ece_words(found.ece, held[f'{kind}.mean'].amax(-1))}")
         for b in range(BINS):
             if found.points[b]:
                 confidence, accuracy = found.confidence[b].item(), found.accuracy[b].item()
@@ -127,7 +188,7 @@ def _risk(held: Tree, kinds: Sequence[str], name: str) -> Figure:
 
 
 def _sentence(words: Sequence[str]) -> str:
-    return capitalize(", ".join(words)) + "."
+    return capitalize("; ".join(words)) + "."
 
 
 def _wrong(held: Tree, kind: str) -> npt.NDArray[np.float64]:

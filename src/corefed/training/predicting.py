@@ -1,0 +1,49 @@
+"""Go through the models of all simulated clients, as many at once as fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from corefed.base.rng import Streams
+from corefed.base.types import ClientData, Method, Tree
+from corefed.training import client_side
+from corefed.training.local import LocalClients
+
+
+class Chunk(NamedTuple):
+    """Some clients, ready to predict."""
+
+    rows: range
+    method: Method
+    models: dict[str, Tree]  # by kind
+    noise: Tensor  # [C, K, P], the same for all models of a client
+
+
+def chunks(
+    clients: LocalClients, method: Method, servers: Sequence[Tree], round_: int, draws: int
+) -> Iterator[Chunk]:
+    """All clients of all runs, after a round.
+
+    `draws` samples need `draws` times the memory, so chunks are smaller than in training.
+    """
+    total = len(servers) * clients.per_run
+    size = max(1, clients.chunk // (draws if method.noise[-1] else 1))
+    for start in range(0, total, size):
+        rows = range(start, min(start + size, total))
+        part = slice(rows.start, rows.stop)
+        noise = posterior_noise(method, clients.streams(rows, round_), draws)
+        private = {name: value[part] for name, value in clients.private.items()}
+        broadcast = clients.broadcast(servers, rows)
+        train = ClientData(*(field[part] for field in clients.data))
+        if clients.method_at is not None:
+            method = clients.method_of(rows, round_)
+        yield Chunk(rows, method, client_side.models(method, broadcast, private, train), noise)
+
+
+def posterior_noise(method: Method, streams: Streams, draws: int) -> Tensor:
+    """[C, K, P] noise of K posterior samples; a point estimate needs one empty sample."""
+    size = method.noise[-1] if method.noise else 0
+    return streams.normal("evaluate", draws if size else 1, size)
