@@ -24,16 +24,16 @@ REPORT: dict[str, Any] = {
     ],
     "candidates": [
         {"number": 2, "settings": {"eta_1": 0.01, "optimizer": "adam"}, "outcome": "finished",
-         "round": 4, "score": 0.13, "nll": 0.1234, "accuracy": 0.975},
+         "round": 4, "nll": 0.1234, "accuracy": 0.975},
         {"number": 0, "settings": {"eta_1": 0.004, "optimizer": "adam"}, "outcome": "finished",
-         "round": 4, "score": 0.21, "nll": 0.2, "accuracy": 0.97},
+         "round": 4, "nll": 0.2, "accuracy": 0.97},
         {"number": 1, "settings": {"eta_1": 0.02, "optimizer": "sgd"}, "outcome": "dropped",
-         "round": 1, "score": 0.91, "nll": 0.9, "accuracy": 0.5},
+         "round": 1, "nll": 0.9, "accuracy": 0.5},
         {"number": 3, "settings": {"eta_1": 0.5, "optimizer": "sgd"}, "outcome": "diverged",
          "round": 3},
     ],
-    "chosen": {"number": 2, "settings": {"eta_1": 0.01, "optimizer": "adam"}, "best": 2,
-               "difference": -0.0766, "standard_error": 0.01},
+    "chosen": {"number": 2, "settings": {"eta_1": 0.01, "optimizer": "adam"}, "compared": 2,
+               "difference": {"mean": -0.0766, "error": 0.01, "mistaken": -0.07}},
     "cost": {"seconds": 61.2, "passes": 1e6, "runs": 8.75},
 }  # fmt: skip
 
@@ -52,10 +52,10 @@ def test_table() -> None:
     assert "4 candidates on 1,500 validation points" in " ".join(lines[:2])
     found = [line.split() for line in lines if "0." in line]
     assert found == [
-        ["chosen", "0.01", "adam", "4", "0.1300", "0.1234", "97.50"],
-        ["defaults", "0.004", "adam", "4", "0.2100", "0.2000", "97.00"],
-        ["0.02", "sgd", "1,", "dropped", "0.9100", "0.9000", "50.00"],
-        ["0.5", "sgd", "diverged", "in", "3", "-", "-", "-"],
+        ["chosen", "0.01", "adam", "4", "0.1234", "97.50"],
+        ["defaults", "0.004", "adam", "4", "0.2000", "97.00"],
+        ["0.02", "sgd", "1,", "dropped", "0.9000", "50.00"],
+        ["0.5", "sgd", "diverged", "in", "3", "-", "-"],
     ]
 
 
@@ -64,19 +64,24 @@ def test_table() -> None:
     [
         (
             {},
-            "Chose eta_1=0.01, optimizer=adam (validation NLL 0.1234). With the defaults it is "
-            "0.2000; the score is lower by 0.0766 ± 0.0100 (± one standard error over 1,500 "
-            "points).",
+            "Chose eta_1=0.01, optimizer=adam (validation NLL 0.1234): lower by 0.0766 ± 0.0100 "
+            "(one standard error, over 1,500 points) than with the defaults.",
         ),
         (
-            {"number": 0, "difference": -0.002, "standard_error": 0.01},
-            "Kept the defaults (validation NLL 0.2000): the best candidate, eta_1=0.01, "
-            "optimizer=adam (validation NLL 0.1234), has a score that is lower by 0.0020 ± 0.0100. "
-            "More than two standard errors are needed, otherwise it may be chance.",
+            {"number": 0, "difference": {"mean": -0.002, "error": 0.01, "mistaken": -0.001}},
+            "Kept the defaults (validation NLL 0.2000). The best candidate, eta_1=0.01, "
+            "optimizer=adam (validation NLL 0.1234), is lower by 0.0020 ± 0.0100 (one standard "
+            "error, over 1,500 points). It takes more than two standard errors to rule out chance.",
         ),
         (
-            {"number": 0, "best": 0, "difference": None},
-            "Kept the defaults: no candidate has a lower score on the validation points.",
+            {"number": 0, "difference": {"mean": -0.03, "error": 0.01, "mistaken": 0.02}},
+            "Kept the defaults (validation NLL 0.2000). The best candidate, eta_1=0.01, "
+            "optimizer=adam (validation NLL 0.1234), is lower by 0.0300 ± 0.0100 (one standard "
+            "error, over 1,500 points), but one mistake more would outweigh that: it is bolder.",
+        ),
+        (
+            {"number": 0, "compared": 0, "difference": None},
+            "Kept the defaults: no candidate has a lower validation NLL (0.2000).",
         ),
         (
             {"difference": None},
@@ -98,7 +103,7 @@ def test_picture(tmp_path: Path) -> None:
     tuning.picture(REPORT, tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     negative = copy.deepcopy(REPORT)
-    negative["candidates"][0]["score"] = -1.0  # of a regression
+    negative["candidates"][0]["nll"] = -1.0  # of a regression
     tuning.picture(negative, tmp_path / "q.png")
     with pytest.raises(UserError, match="Cannot write the picture"):
         tuning.picture(REPORT, tmp_path / "none" / "p.png")

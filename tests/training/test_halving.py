@@ -9,6 +9,7 @@ import torch
 
 from corefed.training import halving
 from corefed.training.candidates import Candidate, in_order, standing
+from corefed.training.halving import Score
 
 
 @pytest.mark.parametrize(
@@ -45,14 +46,18 @@ GIVEN = torch.tensor([1.0, 2.0, 3.0, 4.0])
 """NLL of four points."""
 
 
-def chosen(gains: list[float]) -> halving.Choice:
-    """The choice between the given and a candidate that is lower by this on the four points."""
-    return halving.choose({0: GIVEN, 1: GIVEN - torch.tensor(gains)})
+def chosen(*gains: list[float], surprises: tuple[float, ...] = ()) -> halving.Choice:
+    """The choice between the given and candidates that are lower by this on the four points."""
+    scores = {0: Score(GIVEN)}
+    for number, each in enumerate(gains, 1):
+        mistake = surprises[number - 1] if surprises else 0.0
+        scores[number] = Score(GIVEN - torch.tensor(each), mistake)
+    return halving.choose(scores)
 
 
 def test_a_gain_of_more_than_two_standard_errors_is_taken() -> None:
     found = chosen([0.4, 0.2, 0.4, 0.2])
-    assert (found.chosen, found.best) == (1, 1)
+    assert (found.chosen, found.compared) == (1, 1)
     assert found.difference is not None
     assert found.difference.mean == pytest.approx(-0.3)
     assert found.difference.error == pytest.approx(0.1 * math.sqrt(4 / 3) / 2, rel=1e-5)
@@ -61,44 +66,62 @@ def test_a_gain_of_more_than_two_standard_errors_is_taken() -> None:
 def test_a_smaller_one_is_not() -> None:
     for gains in ([2.0, -1.0, 0.5, -1.0], [0.3, 0.1, -0.1, 0.3]):  # 0.2 and 1.6 standard errors
         found = chosen(gains)
-        assert (found.chosen, found.best) == (0, 1)
-        assert found.difference is not None and not found.difference.is_gain
+        assert (found.chosen, found.compared) == (0, 1)
+        assert found.difference is not None and not found.difference.is_certain
+
+
+def test_one_mistake_more_must_not_outweigh_the_gain() -> None:
+    """1.2 nats are gained on four points: a mistake may cost that more, no further."""
+    for costs, expected in ((1.1, 1), (1.3, 0)):
+        found = chosen([0.4, 0.2, 0.4, 0.2], surprises=(costs,))
+        assert (found.chosen, found.compared) == (expected, 1)
+        assert found.difference is not None and found.difference.is_certain
+        assert found.difference.mistaken == pytest.approx((costs - 1.2) / 5, abs=1e-6)
+
+
+def test_the_best_of_those_that_pass_is_taken() -> None:
+    best, second, third = [2.0, -1.0, 2.0, -1.0], [0.4, 0.2, 0.4, 0.2], [0.1, 0.1, 0.1, 0.11]
+    assert chosen(third, second, best).chosen == 2
+    assert chosen(third, second, best, surprises=(0.0, 9.0, 0.0)).chosen == 1
+    kept = chosen(third, second, best, surprises=(9.0, 9.0, 9.0))
+    assert (kept.chosen, kept.compared) == (0, 3)
 
 
 def test_the_given_are_kept_where_nothing_is_better() -> None:
     found = chosen([-0.1, -0.1, -0.1, -0.1])
-    assert (found.chosen, found.best, found.difference) == (0, 0, None)
+    assert (found.chosen, found.compared, found.difference) == (0, 0, None)
     assert chosen([0.0] * 4).chosen == 0
 
 
 def test_a_single_point_moves_nothing() -> None:
     one = torch.tensor([1.0])
-    assert halving.choose({0: one, 1: one - 0.9}).chosen == 0
+    assert halving.choose({0: Score(one), 1: Score(one - 0.9)}).chosen == 0
 
 
 def test_without_the_given_the_best_is_taken() -> None:
-    found = halving.choose({2: GIVEN, 4: GIVEN - 0.1})
-    assert (found.chosen, found.difference) == (4, None)
+    found = halving.choose({2: Score(GIVEN), 4: Score(GIVEN - 0.1)})
+    assert (found.chosen, found.compared, found.difference) == (4, 4, None)
 
 
-def test_an_imagined_error() -> None:
-    """Of two binary models that are right on every point, the bolder one is not always better."""
+def test_surprise() -> None:
     confidence = torch.tensor([0.9, 0.8], dtype=torch.float64)
-    found = halving.with_imagined_error(-confidence.log(), confidence)
-    assert found[:2].tolist() == (-confidence.log()).tolist()
-    assert found[2].item() == pytest.approx(-(math.log(0.1) + math.log(0.2)) / 2)
-    certain = torch.ones(50, dtype=torch.float64)
-    assert halving.with_imagined_error(-certain.log(), certain)[-1].item() == 24 * math.log(2)
-    careful = torch.full((50,), 0.95, dtype=torch.float64)
-    bold, meek = (halving.with_imagined_error(-c.log(), c) for c in (certain, careful))
-    assert bold[:-1].mean() < meek[:-1].mean() and bold.mean() > meek.mean()
-    many = torch.full((5000,), 0.95, dtype=torch.float64)
-    bold, meek = (halving.with_imagined_error(-c.log(), c) for c in (torch.ones_like(many), many))
-    assert bold.mean() < meek.mean()  # with many points it matters no more
+    expected = -(math.log(0.1) + math.log(0.2)) / 2
+    assert halving.surprise(confidence) == pytest.approx(expected)
+    assert halving.surprise(torch.ones(3, dtype=torch.float64)) == pytest.approx(24 * math.log(2))
+
+
+def test_boldness_pays_with_many_points_only() -> None:
+    """Of two models that are right on every point, the bolder one has the lower NLL on each."""
+    for points, expected in ((30, 0), (3000, 1)):
+        careful = torch.full((points,), 0.95, dtype=torch.float64)
+        careful[::2] = 0.96
+        bold = 1 - (1 - careful) / 10
+        scores = [Score(-c.log(), halving.surprise(c)) for c in (careful, bold)]
+        assert halving.choose(dict(enumerate(scores))).chosen == expected
 
 
 def candidate(number: int, outcome: str, round_: int, nll: float) -> Candidate:
-    history = [{"round": round_, "score": nll, "nll": nll}] if math.isfinite(nll) else []
+    history = [{"round": round_, "nll": nll}] if math.isfinite(nll) else []
     return Candidate(number, {"zeta": float(number)}, outcome, round_, 10.0, history)
 
 

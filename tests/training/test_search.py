@@ -65,13 +65,13 @@ def test_candidates_drop_out_by_halves(whole: Found) -> None:
     assert sorted(row["round"] for row in each.values()) == [1, 1, 2, 4, 4, 4]
     assert each[0]["outcome"] == "finished"  # the given always go on
     assert [row["outcome"] for row in report["candidates"]] == ["finished"] * 3 + ["dropped"] * 3
-    ends = [row["score"] for row in report["candidates"][:3]]
+    ends = [row["nll"] for row in report["candidates"][:3]]
     assert ends == sorted(ends)
     for row in each.values():
         assert [point["round"] for point in row["history"]] == [
             end for end in report["rungs"] if end <= row["round"]
         ]
-    others = {n: row["history"][0]["score"] for n, row in each.items() if n}
+    others = {n: row["history"][0]["nll"] for n, row in each.items() if n}
     out = [n for n, row in each.items() if row["round"] == 1]
     assert sorted(others, key=others.__getitem__)[-2:] == sorted(out, key=others.__getitem__)
     assert whole.finished and whole.experiment.run.validation == 0
@@ -105,14 +105,15 @@ def test_the_given_settings_have_the_numbers_of_their_run(whole: Found) -> None:
 
 
 def test_the_choice_is_by_points(whole: Found) -> None:
-    report, each = whole.report, rows(whole)
-    best = report["chosen"]["best"]
-    assert best == report["candidates"][0]["number"]
-    if best:
-        lower = each[best]["score"] - each[0]["score"]
-        assert report["chosen"]["difference"] == pytest.approx(lower)
-        gain = -lower > 2 * report["chosen"]["standard_error"]
-        assert report["chosen"]["number"] == (best if gain else 0)
+    each, chosen = rows(whole), whole.report["chosen"]
+    found = chosen["difference"]
+    if chosen["compared"]:
+        lower = each[chosen["compared"]]["nll"] - each[0]["nll"]
+        assert found["mean"] == pytest.approx(lower)
+        gain = -lower > 2 * found["error"] and found["mistaken"] < 0
+        assert chosen["number"] == (chosen["compared"] if gain else 0)
+    else:
+        assert whole.report["candidates"][0]["number"] == 0
 
 
 def test_it_is_told_how_far_it_is() -> None:
@@ -139,7 +140,6 @@ def test_regression() -> None:
     found = search.search(planned(3, data="synthetic-regression", keep=1.0, rounds=2))
     for row in found.report["candidates"]:
         assert "rmse" in row and "accuracy" not in row
-        assert row["score"] == row["nll"]  # only classes can be mistaken
 
 
 # Test points
@@ -228,7 +228,7 @@ def test_a_candidate_that_diverges_drops_out() -> None:
     lost = [row for row in found.report["candidates"] if row["outcome"] == "diverged"]
     assert [row["settings"]["eta_1"] for row in lost] == [1e30]
     assert lost == found.report["candidates"][-1:]
-    assert "score" not in lost[0] and lost[0]["passes"] > 0
+    assert "nll" not in lost[0] and lost[0]["passes"] > 0
     assert found.report["chosen"]["number"] != lost[0]["number"]
     json.dumps(found.report, allow_nan=False)
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from corefed.base.errors import UserError
 from corefed.base.panels import panels
+from corefed.training.halving import Difference
 from corefed.training.record import EXPERIMENT
 from corefed.training.search_progress import named
 
@@ -33,14 +34,14 @@ def table(report: Report) -> Table:
     for name in first["settings"]:
         found.add_column(name, justify="right")
     found.add_column("rounds")
-    for heading in ("score", "NLL", "RMSE" if metric == "rmse" else "accuracy %"):
+    for heading in ("NLL", "RMSE" if metric == "rmse" else "accuracy %"):
         found.add_column(heading, justify="right", no_wrap=True)
     for each in report["candidates"]:
         found.add_row(
             _mark(report, each),
             *(f"{v:g}" if isinstance(v, float) else str(v) for v in each["settings"].values()),
             _rounds(each),
-            *(_number(each, name) for name in ("score", "nll", metric)),
+            *(_number(each, name) for name in ("nll", metric)),
         )
     return found
 
@@ -58,30 +59,31 @@ def sentences(report: Report, folder: Path) -> list[str]:
 
 
 def conclusion(report: Report) -> str:
-    """The choice."""
+    """The choice, and why."""
     chosen, given = report["chosen"], report["given"]
     by_number = {each["number"]: each for each in report["candidates"]}
-    best = by_number[chosen["best"]]
-    named_best = f"{named(best['settings'])} (validation NLL {best['nll']:.4f})"
-    if chosen["best"] == 0:
-        return f"Kept {given}: no candidate has a lower score on the validation points."
-    if chosen["difference"] is None:
-        return f"Chose {named_best}; {given} diverged."
-    gain = f"{_digits(-chosen['difference'])} ± {_digits(chosen['standard_error'])}"
-    if chosen["number"] == 0:
-        return (
-            f"Kept {given} (validation NLL {by_number[0]['nll']:.4f}): the best candidate, "
-            f"{named_best}, has a score that is lower by {gain}. More than two standard errors are "
-            "needed, otherwise it may be chance."
-        )
-    return (
-        f"Chose {named_best}. With {given} it is {by_number[0]['nll']:.4f}; the score is lower by "
-        f"{gain} (± one standard error over {report['validation_points']:,} points)."
+    compared, found = by_number[chosen["compared"]], chosen["difference"]
+    said = f"{named(compared['settings'])} (validation NLL {compared['nll']:.4f})"
+    if chosen["compared"] == 0:
+        return f"Kept {given}: no candidate has a lower validation NLL ({compared['nll']:.4f})."
+    if found is None:
+        return f"Chose {said}; {given} diverged."
+    gain = (
+        f"lower by {_digits(-found['mean'])} ± {_digits(found['error'])} (one standard error, over "
+        f"{report['validation_points']:,} points)"
     )
+    if chosen["number"] != 0:
+        return f"Chose {said}: {gain} than with {given}."
+    kept = (
+        f"Kept {given} (validation NLL {by_number[0]['nll']:.4f}). The best candidate, {said}, is"
+    )
+    if Difference(**found).is_certain:
+        return f"{kept} {gain}, but one mistake more would outweigh that: it is bolder."
+    return f"{kept} {gain}. It takes more than two standard errors to rule out chance."
 
 
 def picture(report: Report, file: Path) -> None:
-    """The score against each searched setting.
+    """Validation NLL against each searched setting.
 
     That of a candidate that dropped out is from the round where it did.
     """
@@ -91,17 +93,17 @@ def picture(report: Report, file: Path) -> None:
         place, _ = _places(report, dimension["name"])
         for each in report["candidates"]:
             x = place[each["settings"][dimension["name"]]]
-            if "score" not in each:
+            if "nll" not in each:
                 axis.axvline(x, color="tab:red", alpha=0.4, linestyle=":", label="diverged")
                 continue
             kind = "given" if each["number"] == 0 else each["outcome"]
-            axis.plot(x, each["score"], **_MARKS[kind])
+            axis.plot(x, each["nll"], **_MARKS[kind])
             if each["number"] == chosen:
-                axis.plot(x, each["score"], **_MARKS["chosen"])
+                axis.plot(x, each["nll"], **_MARKS["chosen"])
         _scale(axis, report, dimension)
         axis.set(xlabel=dimension["name"])
         axis.grid(alpha=0.3)
-    axes[0].set(ylabel="score on validation points")
+    axes[0].set(ylabel="validation NLL")
     handles, labels = axes[-1].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     axes[-1].legend(unique.values(), unique.keys(), fontsize="small")
@@ -138,7 +140,7 @@ def _scale(axis: Any, report: Report, dimension: Mapping[str, Any]) -> None:
         axis.set_xticks(list(place.values()), [str(value) for value in place])
     elif min(place.values()) > 0 and (dimension["log"] or dimension["values"]):
         _logarithmic(axis, "x")
-    if all(each.get("score", 1) > 0 for each in report["candidates"]):
+    if all(each.get("nll", 1) > 0 for each in report["candidates"]):
         _logarithmic(axis, "y")
 
 

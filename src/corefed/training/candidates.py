@@ -64,9 +64,9 @@ class Candidate:
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # at each rung
 
     @property
-    def score(self) -> float:
+    def nll(self) -> float:
         """At its last rung."""
-        return float(self.history[-1]["score"]) if self.history else math.inf
+        return float(self.history[-1]["nll"]) if self.history else math.inf
 
     def to_json(self) -> dict[str, Any]:
         scores = {} if self.outcome == "diverged" or not self.history else self.history[-1]
@@ -74,10 +74,10 @@ class Candidate:
 
 
 def in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Best first: by where they dropped out, then by score; those that diverged last."""
+    """Best first: by where they dropped out, then by NLL; those that diverged last."""
 
     def key(each: Candidate) -> tuple[bool, int, float, int]:
-        return each.outcome == "diverged", -each.round, each.score, each.number
+        return each.outcome == "diverged", -each.round, each.nll, each.number
 
     return sorted(candidates, key=key)
 
@@ -104,8 +104,7 @@ def standing(
     done = sum(each.round for each in candidates)
     begun = sum(each.round - start for each in left)
     total = done - begun + halving.planned(len(left), ends[over:], start)
-    best = min(left, key=lambda each: (each.score, each.number))
+    best = min(left, key=lambda each: (each.nll, each.number))
     leader = best.settings if best.history else {}
-    nll = best.history[-1]["nll"] if best.history else math.nan
     rung = over if compared else over + 1
-    return Standing(done, total, rung, ends, len(left), leader, nll, compared)
+    return Standing(done, total, rung, ends, len(left), leader, best.nll, compared)

@@ -8,31 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from corefed.base.types import ClientData
 from corefed.methods import registry
 from corefed.settings.fields import list_settings, to_flat
 from corefed.settings.run import Experiment
-from corefed.training import checkpoint, halving
+from corefed.training import checkpoint
+from corefed.training.halving import Score, surprise
 from corefed.training.loop import size_of
 from corefed.training.setup import Setup
 from corefed.training.together import Together
-
-
-class Score(NamedTuple):
-    """A candidate on the validation points, by its main model."""
-
-    points: Tensor  # [M] NLL of the points of all seeds, then of an imagined error
-    metrics: dict[str, float]  # NLL, and accuracy or RMSE, over the points of all seeds
-
-    @property
-    def value(self) -> float:
-        """What candidates are compared by; not finite where one diverged."""
-        return self.points.mean().item()
 
 
 class Group:
@@ -79,20 +66,19 @@ class Group:
             self.keep([n for n in self.numbers if n not in lost])
         return lost
 
-    def evaluate(self, points: ClientData) -> dict[int, Score]:
-        """Every candidate on these points, after the last round."""
+    def evaluate(self, points: ClientData) -> dict[int, tuple[Score, dict[str, float]]]:
+        """Every candidate on these points after the last round: score, and accuracy or RMSE."""
         found = self.together.evaluation(self.round - 1, points).points
         real = (points.weight > 0).cpu()
         scores = {}
         for place, number in enumerate(self.numbers):
             mine = {k: v.chunk(len(self.members))[place][real] for k, v in found.items()}
-            metrics, each = {"nll": mine["nll"].mean().item()}, mine["nll"]
             if "confidence" in mine:
-                metrics["accuracy"] = mine["correct"].mean().item()
-                each = halving.with_imagined_error(each, mine["confidence"])
+                score = Score(mine["nll"], surprise(mine["confidence"]))
+                scores[number] = score, {"accuracy": mine["correct"].mean().item()}
             else:
-                metrics["rmse"] = math.sqrt(mine["squared_error"].mean().item())
-            scores[number] = Score(each, metrics)
+                rmse = math.sqrt(mine["squared_error"].mean().item())
+                scores[number] = Score(mine["nll"]), {"rmse": rmse}
         return scores
 
     def keep(self, numbers: Sequence[int]) -> None:

@@ -1,17 +1,23 @@
 """Successive halving (Jamieson and Talwalkar 2016), and the choice at its end.
 
-All candidates start together. At a rung the better half by validation score goes on, and what is
-left after the last drop is trained to the end. The given settings, candidate 0, always go on beside
+All candidates start together. At a rung the better half by validation NLL goes on, and what is left
+after the last drop is trained to the end. The given settings, candidate 0, always go on beside
 them, so that the end can be compared with them.
 
-The score is the mean NLL of the validation points and of one imagined error (`score`). A candidate
-replaces the given settings only if its score is lower by more than two standard errors of the
-difference, paired over points. Otherwise the difference may be chance.
+The best candidate at the end replaces the given settings if its NLL is lower
 
-Both matter where points are few. Ninety points that happen to be all right make the most confident
-candidate look best, on every point, and the standard error look small. With the NLL alone and one
-standard error, searches on a table of 455 training points raised the test NLL by 27 % on average;
-with this rule none of 32 searches on four problems made it significantly worse.
+* by more than two standard errors of the difference, paired over points, and
+* still lower if the models are mistaken once more: one point more, whose class is another than the
+  predicted one (not for a regression).
+
+Otherwise the next best is asked, and at last the given settings stay. The second rule matters where
+points are few: ninety points that happen to be all right make the boldest candidate best on nearly
+every one of them, so its standard error is small, but the first mistake costs all that was gained.
+
+Measured on 78 searches, of pfedbayes, fedavg and independent, on the digits, two small tables of
+classes and a regression: with these rules 38 changed the settings, of which 34 lowered the test NLL
+significantly and none raised it. With one standard error and no second rule 68 changed them, 38
+lowered the test NLL significantly, and 15 raised it, up to threefold.
 """
 
 from __future__ import annotations
@@ -20,7 +26,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 RUNGS = (1 / 4, 1 / 2)
@@ -43,23 +48,40 @@ SMALLEST = 2.0**-24
 
 
 class Difference(NamedTuple):
-    """Score of a candidate minus that of the given settings."""
+    """Mean NLL of a candidate minus that of the given settings, over the same points."""
 
     mean: float
-    error: float  # its standard error; NaN with a single point
+    error: float  # its standard error; with a single point, its size
+    mistaken: float  # the mean, if both models are mistaken once more
+
+    @property
+    def is_certain(self) -> bool:
+        """Lower by more than chance explains."""
+        return -self.mean > NEEDED * self.error
 
     @property
     def is_gain(self) -> bool:
-        """Lower by more than the standard errors that are needed."""
-        return -self.mean > NEEDED * self.error
+        return self.is_certain and self.mistaken < 0
+
+
+class Score(NamedTuple):
+    """A candidate on the validation points, by its main model."""
+
+    points: Tensor  # [M] NLL of the points of all seeds
+    surprise: float = 0.0  # NLL of a mistake; 0 for a regression
+
+    @property
+    def nll(self) -> float:
+        """What candidates are compared by; not finite where one diverged."""
+        return self.points.mean().item()
 
 
 class Choice(NamedTuple):
     """What a search ends with."""
 
     chosen: int
-    best: int  # by score
-    difference: Difference | None  # of the best; None where it is the given, or these diverged
+    compared: int  # the chosen one, or, where the given stay, the best of the others
+    difference: Difference | None  # of that one; None where the given diverged, or none is better
 
 
 def rungs(rounds: int) -> list[int]:
@@ -67,10 +89,10 @@ def rungs(rounds: int) -> list[int]:
     return sorted({max(1, round(part * rounds)) for part in RUNGS} | {rounds})
 
 
-def survivors(scores: Mapping[int, float]) -> list[int]:
-    """The better half by score, beside the given settings; in ascending order."""
-    others = sorted(scores.keys() - {GIVEN}, key=lambda each: (scores[each], each))
-    return sorted({*others[: _half(len(others))], *(scores.keys() & {GIVEN})})
+def survivors(nll: Mapping[int, float]) -> list[int]:
+    """The better half by NLL, beside the given settings; in ascending order."""
+    others = sorted(nll.keys() - {GIVEN}, key=lambda each: (nll[each], each))
+    return sorted({*others[: _half(len(others))], *(nll.keys() & {GIVEN})})
 
 
 def planned(candidates: int, ends: Sequence[int], start: int = 0) -> int:
@@ -86,27 +108,31 @@ def _half(candidates: int) -> int:
     return math.ceil(candidates / REDUCTION)
 
 
-def with_imagined_error(nll: Tensor, confidence: Tensor) -> Tensor:
-    """NLL of M classified points, and of one more, whose class the model did not expect: [M + 1].
+def surprise(confidence: Tensor) -> float:
+    """NLL of a mistake, mean over classified points [M].
 
-    If the true class has all the probability that the predicted one leaves, its NLL is
-    -log(1 - confidence). The imagined point has the mean of this over the M points.
+    -log(1 - confidence): the true class has all the probability that the predicted one leaves.
     """
-    surprise = -(1 - confidence).clamp_min(SMALLEST).log().mean()
-    return torch.cat([nll, surprise.view(1)])
+    return -(1 - confidence).clamp_min(SMALLEST).log().mean().item()
 
 
-def difference(candidate: Tensor, given: Tensor) -> Difference:
-    """Paired over points, [M] each."""
-    each = candidate - given
-    error = each.std().item() / math.sqrt(len(each)) if len(each) > 1 else math.nan
-    return Difference(each.mean().item(), error)
+def difference(candidate: Score, given: Score) -> Difference:
+    """Paired over points."""
+    each, points = candidate.points - given.points, len(given.points)
+    mean = each.mean().item()
+    error = each.std().item() / math.sqrt(points) if points > 1 else abs(mean)
+    mistaken = (points * mean + candidate.surprise - given.surprise) / (points + 1)
+    return Difference(mean, error, mistaken)
 
 
-def choose(points: Mapping[int, Tensor]) -> Choice:
-    """The candidate to go on with, of those at the end; `points` are what scores are means of."""
-    best = min(points, key=lambda each: (points[each].mean().item(), each))
-    if best == GIVEN or GIVEN not in points:
-        return Choice(best, best, None)
-    found = difference(points[best], points[GIVEN])
-    return Choice(best if found.is_gain else GIVEN, best, found)
+def choose(scores: Mapping[int, Score]) -> Choice:
+    """The candidate to go on with, of those at the end."""
+    order = sorted(scores, key=lambda each: (scores[each].nll, each))
+    if GIVEN not in scores:
+        return Choice(order[0], order[0], None)
+    better = order[: order.index(GIVEN)]
+    found = {each: difference(scores[each], scores[GIVEN]) for each in better}
+    for each in better:
+        if found[each].is_gain:
+            return Choice(each, each, found[each])
+    return Choice(GIVEN, *((better[0], found[better[0]]) if better else (GIVEN, None)))

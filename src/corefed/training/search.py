@@ -24,8 +24,8 @@ from corefed.settings.config import to_dict
 from corefed.settings.run import Experiment
 from corefed.training import checkpoint, halving, record
 from corefed.training.candidates import Candidate, Plan, Standing, in_order, standing
-from corefed.training.groups import Group, Score, split
-from corefed.training.halving import GIVEN, Choice, Difference
+from corefed.training.groups import Group, split
+from corefed.training.halving import GIVEN, Choice, Difference, Score
 from corefed.training.search_folder import SCHEMA, SearchFolder, refuse_another
 from corefed.training.setup import Setup, prepare
 
@@ -135,26 +135,26 @@ class Search:
         """At a rung: who goes on, or at the last one, what is chosen."""
         scores: dict[int, Score] = {}
         for group in self.groups:
-            for number, score in group.evaluate(self.points).items():
-                if math.isfinite(score.value):
+            for number, (score, other) in group.evaluate(self.points).items():
+                mine = self.candidates[number]
+                if math.isfinite(score.nll):
                     scores[number] = score
+                    entry = {"round": self.rungs[self.over], "nll": score.nll, **other}
+                    mine.history.append(entry)
                 else:
-                    self.candidates[number].outcome = "diverged"
+                    mine.outcome = "diverged"
             if len(self.groups) > 1:
                 group.park()
         if not scores:
             self._refuse_all_diverged()
-        for number, score in scores.items():
-            entry = {"round": self.rungs[self.over], "score": score.value, **score.metrics}
-            self.candidates[number].history.append(entry)
         self.over += 1
         if self.over == len(self.rungs):
             self._earlier = self._seconds()
-            self.choice = halving.choose({n: score.points for n, score in scores.items()})
+            self.choice = halving.choose(scores)
             for number in scores:
                 self.candidates[number].outcome = "finished"
             return
-        left = halving.survivors({number: score.value for number, score in scores.items()})
+        left = halving.survivors({number: score.nll for number, score in scores.items()})
         for number in scores.keys() - set(left):
             self.candidates[number].outcome = "dropped"
         for group in self.groups:
@@ -198,9 +198,8 @@ class Search:
             report["chosen"] = {
                 "number": choice.chosen,
                 "settings": self.candidates[choice.chosen].settings,
-                "best": choice.best,
-                "difference": None if found is None else found.mean,
-                "standard_error": None if found is None else found.error,
+                "compared": choice.compared,
+                "difference": None if found is None else found._asdict(),
             }
         return report
 
@@ -252,9 +251,8 @@ class Search:
         self._earlier = there["cost"]["seconds"]
         if there["finished"]:
             chosen = there["chosen"]
-            pair = chosen["difference"], chosen["standard_error"]
-            found = None if pair[0] is None else Difference(*pair)
-            self.choice = Choice(chosen["number"], chosen["best"], found)
+            found = chosen["difference"] and Difference(**chosen["difference"])
+            self.choice = Choice(chosen["number"], chosen["compared"], found)
             return
         self.over = there["progress"]["over"]
         self.groups = []
