@@ -38,8 +38,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_and_names_need_no_torch() -> None:
     code = (
         "import sys, corefed.commands.cli as c\n"
-        "for a in (['--help'], ['run', '--help'], ['methods'], ['--version']):\n"
-        "    try: c.main(a)\n"
+        "for a in ('--help', 'run --help', 'tune --help', 'methods', '--version'):\n"
+        "    try: c.main(a.split())\n"
         "    except SystemExit as stop: assert stop.code == 0, (a, stop.code)\n"
         "assert 'torch' not in sys.modules\n"
     )

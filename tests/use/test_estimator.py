@@ -395,11 +395,11 @@ def test_parameters() -> None:
     found = Federation(fraction=0.2, rounds=20, seed=0)
     assert found.get_params() == {
         "method": "coreset-pfedbayes", "model": None, "seed": 0, "test_fraction": 0.2,
-        "fraction": 0.2, "rounds": 20,
+        "tune": False, "fraction": 0.2, "rounds": 20,
     }  # fmt: skip
     assert repr(found) == (
         "Federation(method='coreset-pfedbayes', model=None, seed=0, test_fraction=0.2, "
-        "fraction=0.2, rounds=20)"
+        "tune=False, fraction=0.2, rounds=20)"
     )
     assert found.set_params(rounds=3, hidden=(8, 8)) is found
     assert clone(found).get_params() == found.get_params()

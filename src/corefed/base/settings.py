@@ -66,6 +66,36 @@ class Rate(PerRun):
 RATE = Rate()
 
 
+class Times(NamedTuple):
+    """`corefed tune` searches from `low` to `high` times the value, evenly on a log scale."""
+
+    low: float
+    high: float
+
+
+class Plus(NamedTuple):
+    """`corefed tune` searches from `low` to `high` added to the value, evenly."""
+
+    low: float
+    high: float
+
+
+class Factors(NamedTuple):
+    """`corefed tune` tries the value times each of these numbers."""
+
+    values: tuple[float, ...]
+
+
+class Follows(NamedTuple):
+    """`corefed tune` changes the setting with another one, in the same proportion."""
+
+    name: str
+
+
+Searched = Times | Plus | Factors | Follows
+"""What the search of `corefed tune` does to a setting unasked. Of several, the last one counts."""
+
+
 def at_least(least: float) -> Range:
     return Range(lambda v: v >= least, f"at least {least:g}")
 
@@ -80,5 +110,5 @@ Part = Annotated[float, Range(lambda v: 0 < v <= 1, "above 0 and at most 1")]
 Probability = Annotated[float, Range(lambda v: 0 < v < 1, "between 0 and 1")]
 PositiveInt = Annotated[int, at_least(1)]
 NotNegativeInt = Annotated[int, NOT_NEGATIVE]
-LearningRate = Annotated[float, POSITIVE, RATE]
+LearningRate = Annotated[float, POSITIVE, RATE, Times(1 / 8, 4)]
 Start = Annotated[float, POSITIVE, PER_RUN]

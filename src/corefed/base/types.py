@@ -97,6 +97,7 @@ class Traits(NamedTuple):
     posteriors: tuple[str, ...] = ()  # parts of the message: [2, P] mean-field Gaussians (mu, rho)
     aligned: bool = True  # entry i of message[NAME] and of server[NAME] is the same parameter
     report: Callable[[Tree], Tree] = lambda private: {}  # numbers per client, [C] each, to record
+    stackable: bool = True  # runs that are trained together may differ in settings marked PER_RUN
 
 
 class Method(NamedTuple):

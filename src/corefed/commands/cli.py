@@ -26,6 +26,7 @@ from corefed.commands import (
     report,
     run,
     studies,
+    tune,
     watch,
 )
 
@@ -38,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(epilog=run.EXAMPLES)(run.run)
+app.command(epilog=tune.EXAMPLES)(tune.tune)
 app.command()(compare.compare)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command()(watch.watch)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from corefed.methods.registry import METHODS
+
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")]
+ConfigFile = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
+MethodName = Annotated[str | None, typer.Option(help=f"One of {', '.join(METHODS)}.")]
+DataName = Annotated[str | None, typer.Option(help="A data set; see `corefed datasets`.")]
 Target = Annotated[
     str | None, typer.Option(help="Of a table: the column to predict.", metavar="COLUMN")
 ]
@@ -15,6 +20,25 @@ ClientColumn = Annotated[
     str | None,
     typer.Option(help="Of a table: the column whose values are clients.", metavar="COLUMN"),
 ]
+PartitionName = Annotated[
+    str | None,
+    typer.Option(help="How the data are split: shards-medium, labels:C, dirichlet:A..."),
+]
+Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
+Rounds = Annotated[int | None, typer.Option(help="Communication rounds.")]
+LocalSteps = Annotated[int | None, typer.Option(help="Gradient steps per round.")]
+Fraction = Annotated[
+    float | None, typer.Option(help="Part of each client's points it trains on, in (0, 1].")
+]
+ModelName = Annotated[
+    str | None, typer.Option(help="mlp, cnn, or package.module:factory for one of your own.")
+]
+Hidden = Annotated[str | None, typer.Option(help="Widths of the hidden layers: 200,100.")]
+Channels = Annotated[str | None, typer.Option(help="Channels of a cnn's convolutions: 32,64.")]
+Seeds = Annotated[
+    list[str] | None, typer.Option(help="A seed, or several: 0,1,2. May be repeated.")
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 DataDir = Annotated[
     Path | None, typer.Option(help="Where data lie, before $COREFED_DATA and the cache.")
 ]
@@ -24,3 +48,10 @@ SettingOptions = Annotated[
 Seed = Annotated[int | None, typer.Option(help="A seed of the run; its first if not given.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
+
+
+def run_flags(*, client: str | None, seed: list[str] | None, **flags: Any) -> dict[str, Any]:
+    """The settings that were given by options of `corefed run`."""
+    flags |= {"client_column": client, "seeds": ",".join(seed) if seed else None}
+    given = {key: value for key, value in flags.items() if value is not None}
+    return {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}

@@ -11,8 +11,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from corefed.base.errors import INTERRUPTED, UserError
-from corefed.commands.options import ClientColumn, DataDir, Json, Quiet, SettingOptions, Target
-from corefed.methods.registry import METHODS
+from corefed.commands.options import (
+    Channels,
+    ClientColumn,
+    Clients,
+    ConfigFile,
+    DataDir,
+    DataName,
+    Device,
+    Fraction,
+    Hidden,
+    Json,
+    LocalSteps,
+    MethodName,
+    ModelName,
+    PartitionName,
+    Quiet,
+    Rounds,
+    Seeds,
+    SettingOptions,
+    Target,
+    run_flags,
+)
 
 if TYPE_CHECKING:
     from corefed.settings.run import Experiment
@@ -38,34 +58,21 @@ Settings without a flag are given by --set; `corefed methods NAME --all` lists t
 
 
 def run(
-    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
-    method: Annotated[str | None, typer.Option(help=f"One of {', '.join(METHODS)}.")] = None,
-    data: Annotated[str | None, typer.Option(help="A data set; see `corefed datasets`.")] = None,
+    config: ConfigFile = None,
+    method: MethodName = None,
+    data: DataName = None,
     target: Target = None,
     client: ClientColumn = None,
-    partition: Annotated[
-        str | None,
-        typer.Option(help="How the data are split: shards-medium, labels:C, dirichlet:A..."),
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
-    local_steps: Annotated[int | None, typer.Option(help="Gradient steps per round.")] = None,
-    fraction: Annotated[
-        float | None, typer.Option(help="Part of each client's points it trains on, in (0, 1].")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="mlp, cnn, or package.module:factory for one of your own.")
-    ] = None,
-    hidden: Annotated[
-        str | None, typer.Option(help="Widths of the hidden layers: 200,100.")
-    ] = None,
-    channels: Annotated[
-        str | None, typer.Option(help="Channels of a cnn's convolutions: 32,64.")
-    ] = None,
-    seed: Annotated[
-        list[str] | None, typer.Option(help="A seed, or several: 0,1,2. May be repeated.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    partition: PartitionName = None,
+    clients: Clients = None,
+    rounds: Rounds = None,
+    local_steps: LocalSteps = None,
+    fraction: Fraction = None,
+    model: ModelName = None,
+    hidden: Hidden = None,
+    channels: Channels = None,
+    seed: Seeds = None,
+    device: Device = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; runs/<data>-<method>-<time> by default.")
     ] = None,
@@ -86,24 +93,23 @@ def run(
     from corefed.show import report, tracking  # torch takes a second
     from corefed.training import record
 
-    flags = {
-        "method": method,
-        "data": data,
-        "target": target,
-        "client_column": client,
-        "partition": partition,
-        "clients": clients,
-        "rounds": rounds,
-        "local_steps": local_steps,
-        "fraction": fraction,
-        "model": model,
-        "hidden": hidden,
-        "channels": channels,
-        "seeds": ",".join(seed) if seed else None,
-        "device": device,
-        "data_dir": str(data_dir) if data_dir is not None else None,
-    }
-    given = {key: value for key, value in flags.items() if value is not None}
+    given = run_flags(
+        method=method,
+        data=data,
+        target=target,
+        client=client,
+        partition=partition,
+        clients=clients,
+        rounds=rounds,
+        local_steps=local_steps,
+        fraction=fraction,
+        model=model,
+        hidden=hidden,
+        channels=channels,
+        seed=seed,
+        device=device,
+        data_dir=data_dir,
+    )
     followers = tracking.names(track or [])
     if resume is not None:
         if out is not None:

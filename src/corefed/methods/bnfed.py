@@ -32,7 +32,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
-from corefed.base.settings import LearningRate, Positive, PositiveInt, Range
+from corefed.base.settings import Factors, LearningRate, Positive, PositiveInt, Range
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import optim
 from corefed.bayes.predict import predictive_at
@@ -51,7 +51,7 @@ class Config:
 
     learning_rate: LearningRate = 0.01
     """Step size of the clients' Adam, which restarts in each round."""
-    sigma: Annotated[float, WIDTH] = 1.0
+    sigma: Annotated[float, WIDTH, Factors((0.5, 1, 2))] = 1.0
     """Standard deviation of a client's neuron around the global one: less means more neurons."""
     sigma_0: Annotated[float, WIDTH] = 1.0
     """Standard deviation of global neurons around 0: less means more shrinkage towards 0."""

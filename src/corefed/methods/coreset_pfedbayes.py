@@ -208,7 +208,9 @@ def build(config: Config, model: Model) -> Method:
         report=report,
         cost=None if printed else lambda state: state["looked"],
     )
-    return base._replace(name="coreset-pfedbayes", subset=subset)
+    # Preset paper trains some of the clients in a call again, where a setting per client is not.
+    traits = base.traits._replace(stackable=not printed)
+    return base._replace(name="coreset-pfedbayes", subset=subset, traits=traits)
 
 
 def coreset_opt_update(

@@ -13,12 +13,13 @@ but leaves the last local steps without effect, and diverged with a convolutiona
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.settings import LearningRate, Start
+from corefed.base.settings import LearningRate, Start, Times
 from corefed.base.types import Batch, ClientData, Method, Tree, Update
 from corefed.bayes import elbo, optim
 from corefed.bayes.predict import predictive_at
@@ -31,7 +32,7 @@ class Config:
 
     learning_rate: LearningRate = 0.07
     """Step size of the clients' SGD."""
-    initial_std: Start = 0.1
+    initial_std: Annotated[Start, Times(1 / 3, 3)] = 0.1
     """Standard deviation of the initial weights of an MLP, as those of the Bayesian methods."""
 
 

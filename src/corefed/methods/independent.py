@@ -8,9 +8,10 @@ federation is worth.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from corefed.base.rng import Streams
-from corefed.base.settings import LearningRate, Start
+from corefed.base.settings import LearningRate, Start, Times
 from corefed.base.types import ClientData, Method, Traits, Tree
 from corefed.methods import fedavg
 from corefed.models.network import Model
@@ -22,7 +23,7 @@ class Config(fedavg.Config):
 
     learning_rate: LearningRate = 0.035
     """Step size of the clients' SGD."""
-    initial_std: Start = 0.07
+    initial_std: Annotated[Start, Times(1 / 3, 3)] = 0.07
     """Standard deviation of the initial weights of an MLP."""
 
 

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.settings import PER_RUN, LearningRate, Positive, PositiveInt, Start
+from corefed.base.settings import PER_RUN, LearningRate, Positive, PositiveInt, Start, Times
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import optim
 from corefed.bayes.batches import parts
@@ -49,7 +49,7 @@ class Config:
 
     variant: Literal["fo", "hf"] = "fo"
     """`fo`: without the Hessian. `hf`: its products with vectors by differences of gradients."""
-    alpha: Annotated[Positive, PER_RUN] = 0.014
+    alpha: Annotated[Positive, PER_RUN, Times(1 / 8, 8)] = 0.014
     """Step size that makes a model personal (alpha), in training and at evaluation."""
     beta: LearningRate = 0.14
     """Step size of the shared model's training (beta), as FedAvg's."""

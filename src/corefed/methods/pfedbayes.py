@@ -21,12 +21,15 @@ from corefed.base.settings import (
     ABLATION,
     PER_RUN,
     Finite,
+    Follows,
     LearningRate,
     NotNegative,
     Part,
+    Plus,
     PositiveInt,
     Range,
     Start,
+    Times,
 )
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import elbo, gaussian, optim
@@ -54,14 +57,14 @@ class Config:
     preset: Literal["default", "paper"] = "default"
     """`default`: as chosen on validation points of other problems (docs/defaults.md). `paper`: the
     constants of the paper."""
-    zeta: Annotated[NotNegative, PER_RUN] = 1.0
+    zeta: Annotated[NotNegative, PER_RUN, Times(1 / 50, 5)] = 1.0
     """Weight of KL(q || z) against the full-data likelihood (zeta): more means less personal."""
     beta: Part = 1.0
     """Server mixing (beta): v <- (1 - beta) v + beta mean of uploads. Above 1 a posterior might
     have no positive variance."""
     eta_1: LearningRate = 0.012
     """Learning rate of the personal posterior q."""
-    eta_2: LearningRate = 0.0018
+    eta_2: Annotated[LearningRate, Follows("eta_1")] = 0.0018
     """Learning rate of the localized global model z."""
     monte_carlo: PositiveInt = 1
     """Draws of theta per step (K)."""
@@ -71,7 +74,7 @@ class Config:
     """How the server joins posteriors: the paper's average of (mu, rho), or natural parameters."""
     initial_std: Start = 0.1
     """Standard deviation of the initial means (mu ~ N(0, 0.1^2) in the paper)."""
-    initial_rho: Annotated[Finite, PER_RUN] = -4.0
+    initial_rho: Annotated[Finite, PER_RUN, Plus(-2, 1)] = -4.0
     """Initial rho of every weight; sigma = softplus(rho)."""
     by_layer: Annotated[bool, ABLATION] = True
     """A layer of more than 100 inputs has smaller initial means and widths and smaller steps of

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
-from corefed.base.settings import PER_RUN, LearningRate, Positive, PositiveInt, Start
+from corefed.base.settings import PER_RUN, LearningRate, Positive, PositiveInt, Start, Times
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import optim
 from corefed.bayes.predict import predictive_at
@@ -43,7 +43,7 @@ from corefed.models.network import Model
 class Config:
     """Settings of pFedMe; the paper's symbol in brackets."""
 
-    penalty: Annotated[Positive, PER_RUN] = 30.0
+    penalty: Annotated[Positive, PER_RUN, Times(1 / 8, 3)] = 30.0
     """Weight of ||theta - w||^2 / 2 (lambda): more means less personal."""
     inner_steps: PositiveInt = 5
     """Gradient steps towards the personal model on each minibatch (K)."""

@@ -39,11 +39,15 @@ class Config(pfedbayes.Config):
 PRESETS = pfedbayes.PRESETS
 
 
+def idle(config: Config) -> set[str]:
+    """Settings that the chosen base does not use."""
+    own = {field.name for field in dataclasses.fields(pfedbayes.Config)} - {"initial_std"}
+    return own if config.base == "fedavg" else {"learning_rate"}
+
+
 def check(config: Config) -> None:
     """Refuse a setting that the chosen base does not use."""
-    own = {field.name for field in dataclasses.fields(pfedbayes.Config)} - {"initial_std"}
-    idle = own if config.base == "fedavg" else {"learning_rate"}
-    for name in sorted(idle):
+    for name in sorted(idle(config)):
         if getattr(config, name) != getattr(Config, name):
             raise UserError(
                 f"{name} is {getattr(config, name)}, but base {config.base} does not use it; "

@@ -4,8 +4,9 @@ A method outside the package is made known by `register` instead.
 
 The modules are imported when asked for, so that listing the names needs no torch. A method's module
 has `Config`, a frozen dataclass, and `build(config, model) -> Method`; it may have
-`PRESETS: dict[str, dict[str, object]]` (for a Config with a field `preset`) and
-`check(config) -> None`, which raises UserError.
+`PRESETS: dict[str, dict[str, object]]` (for a Config with a field `preset`),
+`check(config) -> None`, which raises UserError, and `idle(config) -> set[str]`, the settings that
+have no effect beside the others.
 """
 
 from __future__ import annotations
@@ -100,6 +101,12 @@ def config_class(name: str) -> type[Any]:
 def presets(name: str) -> dict[str, dict[str, object]]:
     """Named sets of values a method offers; empty where it has none."""
     return cast("dict[str, dict[str, object]]", getattr(module(name), "PRESETS", {}))
+
+
+def idle(name: str, config: Any) -> set[str]:
+    """Settings that have no effect beside the others."""
+    own = getattr(module(name), "idle", None)
+    return set() if own is None else cast("set[str]", own(config))
 
 
 def adaptation_steps(name: str, config: Any, steps: int | None) -> tuple[Any, int] | None:

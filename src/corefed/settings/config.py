@@ -113,6 +113,13 @@ def to_toml(experiment: Experiment) -> str:
     )
 
 
+def look_up(key: str, method: str, where: str) -> Setting:
+    """The setting that a key means in a run of this method; `where` is for the message."""
+    own = registry.config_class(method)
+    known = _by_name(own)
+    return known[_name(_Given(key.replace("-", "_"), None, where), own, known, method)]
+
+
 def fingerprint(values: Mapping[str, object]) -> str:
     """A hash of everything in `to_dict` that changes results, bit for bit."""
     kept = {k: v for k, v in values.items() if k not in RESULTS_UNCHANGED_BY}

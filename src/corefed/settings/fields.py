@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from corefed.base.errors import UserError
-from corefed.base.settings import Ablation, OneOf, PerRun, Range, Rate, Unit
+from corefed.base.settings import Ablation, OneOf, PerRun, Range, Rate, Searched, Unit
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -36,6 +36,7 @@ class Setting:
     names: OneOf | None = None  # of a text that names something
     per_run: bool = False  # runs that are trained side by side may differ in it
     rate: bool = False  # a schedule scales it
+    search: Searched | None = None  # how `corefed tune` varies it, if it does unasked
 
     @property
     def help(self) -> str:
@@ -128,6 +129,7 @@ def _declared(cls: type[Any], group: str = "", given: object = MISSING) -> Itera
             next((each for each in beside if isinstance(each, OneOf)), None),
             any(isinstance(each, PerRun) for each in beside),
             any(isinstance(each, Rate) for each in beside),
+            next((each for each in reversed(beside) if isinstance(each, Searched)), None),
         )
 
 

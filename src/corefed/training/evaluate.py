@@ -39,6 +39,7 @@ class Evaluation(NamedTuple):
     classes: list[dict[str, list[float | None]]]  # model -> accuracy by class; empty for regression
     overconfidence: list[dict[str, float]]  # model -> mean confidence - accuracy; the same
     confidence: list[Tree]  # model -> largest probability of every point; the same
+    points: Tree  # scores of every point, [C, n] each, by the model of `clients`
 
     def line(self, labels: tuple[str, ...]) -> dict[str, Any]:
         """What a line of rounds.jsonl has of it."""
@@ -118,7 +119,7 @@ def evaluate(
         {name: each["confidence"][span][real[span]] for name, each in joined.items() if classes}
         for span in spans
     ]
-    return Evaluation(metrics, [scores[span] for span in spans], by_class, bold, sure)
+    return Evaluation(metrics, [scores[span] for span in spans], by_class, bold, sure, first)
 
 
 def evaluate_clients(

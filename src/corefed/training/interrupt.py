@@ -13,16 +13,16 @@ from corefed.training import record
 
 
 @contextmanager
-def stop_on_interrupt(folder: Path) -> Iterator[list[int]]:
+def stop_on_interrupt(folder: Path, begun_by: str = record.EXPERIMENT) -> Iterator[list[int]]:
     """Collects the first Ctrl-C, so that the round can finish; a second one aborts.
 
-    While data are still being loaded, the first one aborts.
+    While data are still being loaded, the first one aborts: until the folder has its first file.
     """
     caught: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, before)
-        if not record.begun(folder):
+        if not (folder / begun_by).exists():
             raise KeyboardInterrupt
         caught.append(number)
         print("\nfinishing this round; Ctrl-C again stops at once", file=sys.stderr)

@@ -21,23 +21,17 @@ from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.data import memory
 from corefed.data.class_names import are_numbers
-from corefed.data.memory import Array, Clients, GivenPoints
-from corefed.models.own import Factory, name_of
+from corefed.data.clients import FederatedData
+from corefed.data.memory import Array, Clients
+from corefed.models.own import Factory
 from corefed.settings.config import resolve, to_dict
-from corefed.settings.run import MEMORY, Experiment
+from corefed.settings.run import MEMORY, Experiment, Run
 from corefed.training import checkpoint, fitted, record, rounds
 from corefed.training.fitted import Fitted
 from corefed.training.progress import progress
+from corefed.use import arguments, tuned
 from corefed.use.predictor import Personal, Predictor
-
-FILE = "estimator.json"
-"""An extra file in the folder of a run: names and classes in their Python types."""
-
-FROM_FIT = {
-    *("data", "classes", "embedding", "bad_images", "target", "client_column", "categorical"),
-    *("ignore", "missing", "smallest_client", "partition", "clients", "keep", "data_dir"),
-}
-"""Settings that follow from the arguments of `fit`."""
+from corefed.use.tuned import Tune
 
 
 class Federation:
@@ -56,6 +50,10 @@ class Federation:
             repetitions; the first one predicts.
         test_fraction: Share of each client's points, per class, that is held out where `fit` gets
             no test points.
+        tune: Search settings before training, as `corefed tune` does: True, or a dictionary with
+            any of `candidates` (16), `space` (setting -> "0.001..0.1", (low, high), or a list of
+            values) and `validation` (0.2, the share of training points to choose by). Then all
+            training points are trained on with what was found. Test points take no part.
         settings: Any other setting.
 
     Attributes:
@@ -63,12 +61,15 @@ class Federation:
         history_: One dictionary per round, as a line of rounds.jsonl.
         summary_: The content of summary.json: settings, metrics over seeds, cost, environment.
         n_features_in_: Number of features per point.
+        tuning_: Where settings were searched, the content of tune.json: "candidates" has a row per
+            candidate, best first, "chosen" the settings that were trained with.
     """
 
     classes_: Array
     history_: list[dict[str, Any]]
     summary_: dict[str, Any]
     n_features_in_: int
+    tuning_: dict[str, Any]
 
     def __init__(
         self,
@@ -77,15 +78,16 @@ class Federation:
         model: str | Factory | None = None,
         seed: int | Sequence[int] = 0,
         test_fraction: float = 0.2,
+        tune: Tune = False,
         **settings: Any,
     ) -> None:
         self.method, self.model, self.seed = method, model, seed
-        self.test_fraction = test_fraction
+        self.test_fraction, self.tune = test_fraction, tune
         self._settings = settings
         self._fitted: Fitted | None = None
         self._trained: rounds.Result | None = None  # None after `load`, whose run is in a folder
         self._names: list[Any] = []
-        self._experiment()  # refuses misspelt settings at once
+        tuned.wanted(self._experiment(), tune)  # refuses misspelt settings at once
 
     def fit(
         self, clients: Clients, test: Clients | None = None, *, progress: bool = False
@@ -103,9 +105,18 @@ class Federation:
             The federation itself.
         """
         pool = memory.gather(clients, test, str(self._settings.get("task") or "auto"))
-        experiment = self._experiment(_settings_from_data(pool, self.model, self._settings))
+        experiment = self._experiment(
+            arguments.settings_from_data(pool, self.model, self._settings)
+        )
         factory = None if isinstance(self.model, str) else self.model
-        data = memory.federate(pool, experiment.run, self.test_fraction)
+
+        def federate(run: Run) -> FederatedData:
+            return memory.federate(pool, run, self.test_fraction)
+
+        experiment, tuning = tuned.search_first(
+            experiment, self.tune, federate, factory, progress=progress
+        )
+        data = federate(experiment.run)
         lines: list[dict[str, Any]] = []
         with _shown(data.notes, experiment.run.rounds) if progress else nullcontext() as show:
 
@@ -122,7 +133,7 @@ class Federation:
             Path(MEMORY), setup.experiment, data.preparations, described, setup.method, models
         )
         self._trained, self._names = trained, pool.names
-        self._found(pool.classes, trained.summary, lines)
+        self._found(pool.classes, trained.summary, lines, tuning)
         return self
 
     @property
@@ -181,7 +192,11 @@ class Federation:
             "dtype": self.classes_.dtype.str,
             "test_fraction": self.test_fraction,
         }
-        target.keep(lambda here: files.replace(here / FILE, (json.dumps(about) + "\n").encode()))
+        target.keep(
+            lambda here: files.replace(here / arguments.FILE, (json.dumps(about) + "\n").encode())
+        )
+        if hasattr(self, "tuning_"):
+            target.keep(lambda here: tuned.keep(here, self.tuning_))
         target.finish(self.summary_)
         return path
 
@@ -195,28 +210,31 @@ class Federation:
         """
         path = Path(folder)
         ready = fitted.load(path, model)
-        about = _about(path)
+        about = arguments.read_about(path)
         labels = ready.preparations[0].labels
         if about:
             classes: Array = np.array(about["classes"], dtype=about["dtype"])
         else:
             classes = np.array([int(x) for x in labels] if are_numbers(labels) else labels)
-        found = cls(**_parameters(ready.experiment, model, about.get("test_fraction", 0.2)))
+        found = cls(
+            **arguments.parameters(ready.experiment, model, about.get("test_fraction", 0.2))
+        )
         found._fitted, found._names = ready, about.get("clients", ready.names)
         summary, lines = record.read(path)
-        found._found(classes if labels else np.empty(0), summary, lines)
+        found._found(classes if labels else np.empty(0), summary, lines, tuned.read(path))
         return found
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The given settings, and the four named arguments."""
-        own = ("method", "model", "seed", "test_fraction")
+        """The given settings, and the five named arguments."""
+        own = ("method", "model", "seed", "test_fraction", "tune")
         return {**{name: getattr(self, name) for name in own}, **self._settings}
 
     def set_params(self, **settings: Any) -> Federation:
         """Change settings, all or none; fitted models stay as they are."""
         checked = type(self)(**{**self.get_params(), **settings})
         self.method, self.model, self.seed = checked.method, checked.model, checked.seed
-        self.test_fraction, self._settings = checked.test_fraction, checked._settings
+        self.test_fraction, self.tune = checked.test_fraction, checked.tune
+        self._settings = checked._settings
         return self
 
     def __repr__(self) -> str:
@@ -224,7 +242,7 @@ class Federation:
 
     def _experiment(self, given: Mapping[str, Any] | None = None) -> Experiment:
         """The settings, checked."""
-        for name in self._settings.keys() & {*FROM_FIT, "seeds"}:
+        for name in self._settings.keys() & {*arguments.FROM_FIT, "seeds"}:
             hint = "write seed" if name == "seeds" else "it follows from what fit is given"
             raise UserError(f"Federation takes no {name}; {hint}.")
         if isinstance(self.model, nn.Module) or not (
@@ -237,13 +255,23 @@ class Federation:
         if not 0 < self.test_fraction < 1:
             raise UserError(f"test_fraction is {self.test_fraction}; it must be between 0 and 1.")
         flags: dict[str, Any] = {"data": MEMORY, "method": self.method, "seeds": self.seed}
-        flags |= {"model": _model_name(self.model), **self._settings}
+        flags |= {"model": arguments.model_name(self.model), **self._settings}
         flags |= given or {"clients": self._settings.get("cohort") or 1}  # not known yet
         plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in flags.items()}
         return resolve(flags={k: v for k, v in plain.items() if v is not None}, where="Federation")
 
-    def _found(self, classes: Array, summary: dict[str, Any], lines: list[dict[str, Any]]) -> None:
+    def _found(
+        self,
+        classes: Array,
+        summary: dict[str, Any],
+        lines: list[dict[str, Any]],
+        tuning: dict[str, Any] | None,
+    ) -> None:
         self.classes_, self.summary_, self.history_ = classes, summary, lines
+        if tuning is not None:
+            self.tuning_ = tuning
+        elif hasattr(self, "tuning_"):  # of an earlier fit
+            del self.tuning_
         self.n_features_in_ = int(np.prod(self._ready().preparations[0].shape))
 
     def _ready(self, kind: str = "") -> Fitted:
@@ -264,49 +292,6 @@ def _shown(notes: Sequence[str], total: int) -> Iterator[Any]:
         print(f"note: {note}", file=sys.stderr, flush=True)
     with progress(total) as show:
         yield show
-
-
-def _model_name(model: str | Factory | None) -> str:
-    if model is None:
-        return "auto"
-    return model if isinstance(model, str) else name_of(model) or MEMORY
-
-
-def _settings_from_data(
-    pool: GivenPoints, model: str | Factory | None, settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Settings that follow from the data."""
-    shape = pool.dataset.x.shape[1:]
-    found: dict[str, Any] = {"partition": "natural", "clients": len(pool.names)}
-    if model is None and len(shape) == 3:
-        found["model"] = "cnn"
-    if settings.get("scale") in (None, "auto") and len(shape) == 1:
-        found["scale"] = "features"  # as for rows of numbers in a file
-    return found
-
-
-def _about(path: Path) -> dict[str, Any]:
-    """estimator.json; empty for a run of a command."""
-    file = path / FILE
-    if not file.exists():
-        return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return {name: found[name] for name in ("clients", "classes", "dtype", "test_fraction")}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{file} cannot be read: {error!r}.") from error
-
-
-def _parameters(experiment: Experiment, model: Factory | None, fraction: float) -> dict[str, Any]:
-    """Arguments that would repeat the run: what differs from the defaults."""
-    values = to_dict(experiment)
-    named = {key: value for key, value in values.items() if key in ("method", "preset")}
-    defaults = to_dict(resolve(flags={"data": MEMORY, **named}))
-    seeds = values.pop("seeds")
-    other = {k: v for k, v in values.items() if k not in FROM_FIT and v != defaults[k]}
-    seed = seeds[0] if len(seeds) == 1 else seeds
-    model = model or values["model"]
-    return {**named, **other, "seed": seed, "model": model, "test_fraction": fraction}
 
 
 def _mean(values: Sequence[float]) -> float | None:
