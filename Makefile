@@ -56,7 +56,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
 # Four ways to train the same ten clients, three seeds each. The random subset is redrawn as often
 # as the coresets are reselected, so that only the choice of points differs.
 METHODS := independent pfedbayes coreset-pfedbayes random-subset
-TRAIN := $(BIN)/corefed run --data digits --clients 10 --seed 0,1,2
+TRAIN := $(BIN)/corefed run --data digits --clients 10 --rounds 40 --seed 0,1,2
 run: install
 	@rm -rf $(QUICKSTART)
 	@echo "==> 1/4 independent: ten clients, each alone"

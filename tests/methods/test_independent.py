@@ -40,9 +40,9 @@ def test_a_client_goes_its_own_way(task: Quadratics) -> None:
 @pytest.mark.parametrize("client", [0, 2])
 def test_it_is_fedavg_with_one_client(task: Quadratics, client: int) -> None:
     """Minibatches and all: the average over one upload is that upload."""
-    config = fedavg.Config(learning_rate=0.05)
+    config = fedavg.Config(learning_rate=0.05, initial_std=0.1)
     alone = run(fedavg.build(config, task.model), task.data, 4, steps=3, batch=8, cohort=[client])
-    method = independent.build(Config(learning_rate=0.05), task.model)
+    method = independent.build(Config(learning_rate=0.05, initial_std=0.1), task.model)
     beside = run(method, task.data, 4, steps=3, batch=8).clients.private["theta"]
     torch.testing.assert_close(beside[client], alone.server["theta"], **EXACT)
 
@@ -80,7 +80,8 @@ def test_a_run_in_which_nothing_is_sent(tmp_path: Path) -> None:
     arguments = [*SMALL[1:], "--method=independent", "--seed=0,1", "--quiet"]
     whole, part = tmp_path / "whole", tmp_path / "part"
     assert corefed("run", *arguments, "--rounds=3", "--out", whole).code == 0
-    assert corefed("run", *arguments, "--rounds=1", "--out", part).code == 0
+    short = ("--rounds=1", "--set=planned_rounds=3")
+    assert corefed("run", *arguments, *short, "--out", part).code == 0
     resumed = corefed("run", "--resume", part, "--rounds=3", "--quiet")
     assert resumed.code == 0, resumed.err
     first, second = (json.loads((f / record.SUMMARY).read_text()) for f in (whole, part))

@@ -301,8 +301,8 @@ def test_predictive_of_a_regression_is_the_mixture(learn_noise: bool) -> None:
 
 def test_layers_of_many_inputs_have_a_scale() -> None:
     """sqrt(100 / inputs) for those of more than 100; pixels count a tenth, standardised all."""
-    assert mlp((784, 100, 10), Categorical(10)).scale is None
-    wide = mlp((1600, 100, 10), Categorical(10), STANDARDISED).scale
+    assert mlp((784, 100, 10), Categorical(10)).scale() is None
+    wide = mlp((1600, 100, 10), Categorical(10), STANDARDISED).scale()
     assert wide is not None
     first = 1600 * 100 + 100
     assert wide[:first].unique().tolist() == [0.25]
@@ -311,14 +311,15 @@ def test_layers_of_many_inputs_have_a_scale() -> None:
 
 def test_scales_of_convolutions_and_modules() -> None:
     image = cnn((3, 32, 32), (32, 64), (50,), Categorical(5))
-    assert image.scale is not None and len(image.scale) == image.size
+    scale = image.scale()
+    assert scale is not None and len(scale) == image.size
     first, second = 9 * 3 * 32 + 32, 9 * 32 * 64 + 64
-    assert image.scale[:first].unique().tolist() == [1.0]
+    assert scale[:first].unique().tolist() == [1.0]
     torch.testing.assert_close(
-        image.scale[first : first + second], torch.full((second,), (100 / 288) ** 0.5)
+        scale[first : first + second], torch.full((second,), (100 / 288) ** 0.5)
     )
     module = nn.Sequential(nn.Linear(400, 3), nn.ReLU(), nn.Linear(3, 2))
-    found = from_module(module, Categorical(2)).scale
+    found = from_module(module, Categorical(2)).scale()
     assert found is not None and found.tolist() == [*[0.5] * 1203, *[1.0] * 8]
 
 

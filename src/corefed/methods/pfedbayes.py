@@ -91,7 +91,7 @@ class Config:
 
 
 def build(config: Config, model: Model) -> Method:
-    scale = model.scale if config.by_layer else None
+    scale = model.scale() if config.by_layer else None
     personal, localized = (_optimizer(config, eta, scale) for eta in (config.eta_1, config.eta_2))
 
     def init_server(streams: Streams) -> Tree:

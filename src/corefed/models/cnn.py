@@ -136,7 +136,7 @@ def cnn(
             slice(below + head.bias.start, below + head.bias.stop),
         ),
         activation=activation,
-        scale=scale_for([*zip(sizes, fan_ins, strict=True)], likelihood.extra),
+        scale=lambda: scale_for([*zip(sizes, fan_ins, strict=True)], likelihood.extra),
     )
 
 

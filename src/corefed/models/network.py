@@ -53,8 +53,8 @@ class Model(NamedTuple):
     widths: tuple[int, ...] = ()  # of a ReLU network, input and output included; else empty
     activation: int = 0  # numbers per point and draw that are kept for back-propagation; 0: few
     notes: tuple[str, ...] = ()  # about the network, for readers of the results
-    scale: Tensor | None = None  # [P] how large each weight should be by its layer's inputs, at
-    # most 1 (`scale_for`); None: 1 for all
+    scale: Callable[[], Tensor | None] = lambda: None  # [P] how large each weight should be by its
+    # layer's inputs, at most 1 (`scale_for`); None: 1 for all
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """log p_theta(D_j) for every client, draw and point: [C, K, n]."""
@@ -115,7 +115,7 @@ def mlp(widths: Sequence[int], likelihood: Likelihood, mean_square: float = PIXE
         likelihood=likelihood,
         head=Head(features, fan_in, weight, bias),
         widths=tuple(widths),
-        scale=scale_for(
+        scale=lambda: scale_for(
             [
                 (bias.stop - weight.start, fan_in * (mean_square if weight.start == 0 else 1.0))
                 for weight, bias, fan_in, _ in layers
@@ -182,7 +182,7 @@ def from_module(
         likelihood=likelihood,
         head=head,
         activation=activation,
-        scale=scale_for([*_inputs(named.values())], likelihood.extra),
+        scale=lambda: scale_for([*_inputs(named.values())], likelihood.extra),
     )
 
 

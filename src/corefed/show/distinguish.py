@@ -36,12 +36,14 @@ def base_of(summary: Mapping[str, Any]) -> str:
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Settings that two runs both have, with the same meaning and other values."""
     mine, theirs = one["config"], other["config"]
-    related = one["method"] == other["method"] or base_of(one) == base_of(other)
+    same = one["method"] == other["method"]
+    related = same or base_of(one) == base_of(other)
     return [
         key
         for key, value in mine.items()
         if key in theirs and theirs[key] != value and key not in OWN_PLACE
         if related or key in RUN
+        if same or key != "preset"  # a name of other settings, which are compared themselves
     ]
 
 

@@ -30,13 +30,6 @@ from corefed_studies.defaults.problems import DefaultsProblem, flags
 SEEDS = (100, 101, 102)
 """Other seeds than those that the held-out problems are judged with."""
 VALIDATION = 0.2
-
-
-def seeds_of(problem: str, method: str) -> tuple[int, ...]:
-    """Three; one where coresets of MNIST were chosen on a CPU."""
-    return SEEDS[:1] if method in FEW and problem.startswith("mnist") else SEEDS
-
-
 COPIES_MB = 20_000
 """Of training data: each candidate has a copy."""
 
@@ -57,10 +50,9 @@ ARMS = {
     "fedavg, fine-tuned": Arm("fedavg", "localized"),
     "pfedme": Arm("pfedme", "personal"),
     "per-fedavg": Arm("per-fedavg", "personal"),
-    "coreset, 10 %": Arm("coreset-pfedbayes", "personal"),
 }
-"""What settings are chosen for. random-subset takes those of coreset-pfedbayes, and submodular-*
-those of fedavg."""
+"""What settings are chosen for. coreset-pfedbayes and random-subset take those of pfedbayes, and
+submodular-* those of fedavg."""
 
 
 def _product(**values: Sequence[Any]) -> list[Candidate]:
@@ -138,15 +130,7 @@ FINE: dict[str, list[Candidate]] = {
 }
 """24 more around the best of the first."""
 
-FEW: dict[str, list[Candidate]] = {
-    "coreset-pfedbayes": _bayesian(eta_1=(0.003, 0.006, 0.012), eta_2=(0.15, 0.3), zeta=(1.0, 3.0)),
-}
-"""12 around the choice for pfedbayes, for training on a tenth of the data."""
-
-CANDIDATES = {**{method: [*WIDE[method], *FINE[method]] for method in WIDE}, **FEW}
-
-MORE: dict[str, Candidate] = {"coreset-pfedbayes": {"fraction": 0.1}}
-"""Settings that all candidates of a method share."""
+CANDIDATES = {method: [*WIDE[method], *FINE[method]] for method in WIDE}
 
 
 class Score(NamedTuple):
@@ -170,9 +154,8 @@ def train(
     """Train candidates on a problem, and score them on its validation points."""
     shared = {each.name for each in list_settings(Run)}
     base = {
-        **flags(problem, files_in), **MORE.get(method, {}), "method": method,
-        "seeds": seeds_of(problem.name, method), "validation": VALIDATION, "device": device,
-        "memory_mb": COPIES_MB,
+        **flags(problem, files_in), "method": method, "seeds": SEEDS, "validation": VALIDATION,
+        "device": device, "memory_mb": COPIES_MB,
     }  # fmt: skip
     found: dict[int, Score] = {}
     setup = prepare(resolve(flags=base))

@@ -33,9 +33,9 @@ def chosen(study: Study) -> Table:
         settings = ", ".join(f"{key} {_number(value)}" for key, value in choice.candidate.items())
         each = [f"{choice.by_problem[p]:.3f}" if p in choice.by_problem else "-" for p in problems]
         rows.append((f"{arm} ({model})", settings, f"{choice.regret:.3f}", *each))
-    number, few = len(CANDIDATES["pfedbayes"]), len(CANDIDATES["coreset-pfedbayes"])
+    number = len(CANDIDATES["pfedbayes"])
     note = (
-        f"{number} candidates of each method, {few} of coresets around those, chosen by the "
+        f"{number} candidates of each method, chosen by the "
         "validation NLL of the model in brackets. Regret: nats per point above the best candidate "
         "of the method on that problem. The candidate with the smallest mean regret is taken."
     )
