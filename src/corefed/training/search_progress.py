@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from corefed.base.progress import bars
 from corefed.training.candidates import Standing
+
+BESIDE, LEAST = 48, 20
+"""Columns of a terminal that the bar, its name and the time take; and what is left at least."""
 
 
 @contextmanager
@@ -16,11 +20,15 @@ def search_progress(*, silent: bool = False) -> Iterator[Callable[[Standing], No
     with bars(keep=True, silent=silent) as shown:
 
         def show(now: Standing) -> None:
-            rung = f"rung {now.rung} of {len(now.rungs)}"
-            leader = f"best NLL {now.nll:.4g} with {named(now.leader)}" if now.leader else ""
-            text = ", ".join(filter(None, (rung, f"{now.left} candidates", leader)))
-            line = f"{rung}, round {now.rungs[now.rung - 1]}: {leader}"
-            if now.rung < len(now.rungs):
+            rungs, settings = len(now.rungs), named(now.leader)
+            text = f"{now.rung}/{rungs}  {now.left} left"
+            if now.leader:
+                text += f"  NLL {now.nll:.3g}: {settings.replace(',', '')}"
+            room = max(LEAST, shutil.get_terminal_size().columns - BESIDE)
+            text = text if len(text) <= room else f"{text[: room - 1]}…"
+            line = f"rung {now.rung} of {rungs}, round {now.rungs[now.rung - 1]}: "
+            line += f"best NLL {now.nll:.4g} with {settings}"
+            if now.rung < rungs:
                 line += f"; {now.left} candidates go on"
             shown.show("tune", now.done, now.total, text, line=line if now.compared else "")
 
