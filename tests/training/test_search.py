@@ -184,19 +184,27 @@ def test_settings_that_cannot_be_stacked_are_groups() -> None:
         )
 
 
-def test_memory_bounds_a_group(whole: Found, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two at a time, parked in turn: the numbers of all together but for rounding."""
+def test_memory_bounds_a_group(
+    whole: Found, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two at a time, the others parked: the numbers of all together but for rounding."""
     monkeypatch.setattr(groups, "capacity", lambda setup: 2)
-    seen: list[int] = []
-    init = groups.Group.__init__
+    made: list[groups.Group] = []
+    init, train = groups.Group.__init__, groups.Group.train
 
     def counted(group: groups.Group, ready: Any, members: Any) -> None:
-        seen.append(len(members))
+        made.append(group)
         init(group, ready, members)
 
+    def alone(group: groups.Group) -> list[int]:
+        others = [each for each in made if each is not group and each._together is not None]
+        assert all(each._parked for each in others if each.members)
+        return train(group)
+
     monkeypatch.setattr(groups.Group, "__init__", counted)
-    found = search.search(planned())
-    assert seen == [2, 2, 2]
+    monkeypatch.setattr(groups.Group, "train", alone)
+    found = search.search(planned(), tmp_path / "out")
+    assert len(made) == 3
     for number, row in rows(found).items():
         assert row["round"] == rows(whole)[number]["round"]
         assert row["nll"] == pytest.approx(rows(whole)[number]["nll"], rel=1e-3)

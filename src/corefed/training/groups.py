@@ -42,13 +42,26 @@ class Group:
 
     @property
     def together(self) -> Together:
+        """Its runs, on the device."""
+        found = self._runs
+        if self._parked:
+            found.wake()
+            self._parked = False
+        return found
+
+    @property
+    def _runs(self) -> Together:
+        """Its runs, parked or not."""
         if self._together is None:
             settings = [each.settings for each in self.members.values()]
             self._together = Together(self.setup, settings)
-        if self._parked:
-            self._together.wake()
-            self._parked = False
         return self._together
+
+    @property
+    def examples(self) -> list[int]:
+        """Gradient passes of each candidate so far."""
+        counts: list[int] = self._runs.examples.tolist()
+        return counts
 
     def park(self) -> None:
         if self._together is not None and not self._parked:
@@ -93,13 +106,13 @@ class Group:
 
     def encode(self, values: Mapping[str, object]) -> bytes:
         """The content of a checkpoint of the search whose settings are `values`."""
-        now = self.together
+        now = self._runs
         return checkpoint.encode(values, self.round, now.servers, now.clients.private)
 
     def decode(
         self, content: bytes, values: Mapping[str, object], where: str, examples: Sequence[int]
     ) -> None:
-        """Go on from a checkpoint; `examples` are the gradient passes of each candidate so far."""
+        """Go on from a checkpoint, and from `examples` as they were then."""
         now = self.together
         state = checkpoint.decode(content, values, where)
         now.servers, now.clients.private = checkpoint.unpack(

@@ -114,7 +114,7 @@ class Search:
                         return False
                 if trained and len(self.groups) > 1:
                     self.save()
-                    group.park()
+                self._rest(group)
             self._compare()
             self.save()
             on_round(self.standing(compared=True))
@@ -143,8 +143,7 @@ class Search:
                     mine.history.append(entry)
                 else:
                     mine.outcome = "diverged"
-            if len(self.groups) > 1:
-                group.park()
+            self._rest(group)
         if not scores:
             self._refuse_all_diverged()
         self.over += 1
@@ -159,7 +158,13 @@ class Search:
             self.candidates[number].outcome = "dropped"
         for group in self.groups:
             group.keep([number for number in group.numbers if number in left])
+            self._rest(group)
         self.groups = [group for group in self.groups if group.members]
+
+    def _rest(self, group: Group) -> None:
+        """Leave the device to the next group."""
+        if len(self.groups) > 1:
+            group.park()
 
     def _refuse_all_diverged(self) -> None:
         if self.folder is not None:
@@ -234,7 +239,7 @@ class Search:
             {
                 "candidates": group.numbers,
                 "file": _file(group) if group.round else "",
-                "examples": group.together.examples.tolist() if group.round else [],
+                "examples": group.examples if group.round else [],
             }
             for group in self.groups
         ]
@@ -263,8 +268,8 @@ class Search:
                 group.decode(folder.state(name), self.values, where, about["examples"])
                 self._saved.add(name)
             self.groups.append(group)
-            if len(there["progress"]["groups"]) > 1:
-                group.park()
+        for group in self.groups:
+            self._rest(group)
 
 
 def _file(group: Group) -> str:
