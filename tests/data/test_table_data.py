@@ -416,4 +416,4 @@ def test_own_data_learn_their_noise() -> None:
     assert resolve(None, {"data": "table:a.csv"}).run.learn_noise
     assert resolve(None, {"data": "table:a.csv"}).run.noise == 0.5
     assert not resolve(None, {"data": "table:a.csv", "noise": 1.0}).run.learn_noise
-    assert resolve(None, {"data": "digits"}).run == Run()
+    assert resolve(None, {"data": "digits"}).run == Run(planned_rounds=Run.rounds)
