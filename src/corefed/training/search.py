@@ -261,15 +261,16 @@ class Search:
             return
         self.over = there["progress"]["over"]
         self.groups = []
-        for about in there["progress"]["groups"]:
+        waiting = there["progress"]["groups"]
+        for about in waiting:
             group = Group(self.setup, {n: self.experiments[n] for n in about["candidates"]})
             if name := about["file"]:
                 where = str(folder.path / name)
                 group.decode(folder.state(name), self.values, where, about["examples"])
                 self._saved.add(name)
             self.groups.append(group)
-        for group in self.groups:
-            self._rest(group)
+            if len(waiting) > 1:
+                group.park()
 
 
 def _file(group: Group) -> str:
