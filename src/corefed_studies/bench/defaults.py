@@ -20,7 +20,7 @@ from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.base.progress import bars
 from corefed_studies import pages
-from corefed_studies.defaults import choosing, judging, report, results
+from corefed_studies.defaults import choosing, judging, report, results, tuning
 from corefed_studies.defaults.prepare import prepare
 from corefed_studies.defaults.problems import PROBLEMS, TUNING, DefaultsProblem, problem_of
 from corefed_studies.reproduce.cells import default_jobs
@@ -71,6 +71,9 @@ def tasks(problems: list[DefaultsProblem], folder: Path, device: str) -> Iterato
             same = row == judging.ONE_RATE and problem.name not in judging.WIDE
             if not same and not judging.place_of(folder, problem.name, row).exists():
                 yield partial(_judge, problem.name, row, folder, files, device)
+        tables = problem.file.endswith(".csv")
+        if tables and not tuning.place_of(folder, problem.name).exists():
+            yield partial(_tune, problem.name, folder, files, device)
 
 
 def _choose(problem: str, method: str, folder: Path, files: Path, device: str) -> None:
@@ -83,6 +86,12 @@ def _judge(problem: str, row: str, folder: Path, files: Path, device: str) -> No
     torch.set_num_threads(1)
     cell = judging.train(problem_of(problem), row, files, device)
     judging.keep(judging.place_of(folder, problem, row), cell)
+
+
+def _tune(problem: str, folder: Path, files: Path, device: str) -> None:
+    torch.set_num_threads(1)
+    found = tuning.train(problem_of(problem), files, device)
+    judging.keep(tuning.place_of(folder, problem), found)
 
 
 def _side_by_side(many: list[Task], console: Console, jobs: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed_studies.defaults import choosing, judging
+from corefed_studies.defaults import choosing, judging, tuning
 from corefed_studies.defaults.choosing import Choice, Score
 from corefed_studies.defaults.judging import Cell
 from corefed_studies.defaults.problems import PROBLEMS
@@ -58,7 +58,7 @@ def gather(folder: Path, scale: str) -> Study:
             path = judging.place_of(folder, problem.name, row)
             if path.exists():
                 judged.setdefault(problem.name, {})[row] = judging.read(path)
-        path = folder / "tuning" / f"{problem.name}.json"
+        path = tuning.place_of(folder, problem.name)
         if path.exists():
             tuned[problem.name] = judging.read(path)
     return Study(scale, chosen, judged, tuned)
