@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -26,3 +27,11 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
     with shared(tmp_path_factory.mktemp("federation")) as running:
         yield running
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Ctrl-C as Python takes it; a shell has what it runs in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -99,6 +99,15 @@ class Marked:
         self.page.write_text(content, encoding="utf-8")
 
 
+def make(folder: Path) -> Path:
+    """The folder, made where it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot make the folder {folder}: {error.strerror}.") from error
+    return folder
+
+
 def put(folder: Path, name: str, tables: Sequence[Table], marked: Marked | None = None) -> None:
     """Tables as NAME.md and NAME.html in a folder, and in the marked part of a page."""
     text = markdown(tables)

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -165,14 +164,6 @@ def test_resume_with_more_rounds_goes_on(tmp_path: Path) -> None:
     grown, whole = (record.read(tmp_path / name)[0] for name in ("run", "whole"))
     assert grown["rounds"] == 4
     assert grown["metrics"] == whole["metrics"]
-
-
-@pytest.fixture
-def heard() -> Iterator[None]:
-    """Ctrl-C as Python takes it; a shell has what it runs in the background ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("heard")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,14 +133,6 @@ def test_folders(finished: tuple[Path, str, str], tmp_path: Path) -> None:
     missing = corefed("tune", *SMALL, "--validation", "0.0001", "--out", tmp_path / "few")
     assert missing.code == 2 and "leaves no client a validation point" in missing.err
     assert not (tmp_path / "few").exists()
-
-
-@pytest.fixture
-def heard() -> Iterator[None]:
-    """Ctrl-C as Python takes it; a shell has what it runs in the background ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("heard")

@@ -15,7 +15,7 @@ from commands import corefed
 from federation_calls import Call
 from federation_points import deal
 
-from corefed.federation import client, server
+from corefed.federation import server, task_context
 from corefed.federation.rules import Rules
 from corefed.settings import config
 from corefed.training import fitted, record, rounds
@@ -30,7 +30,7 @@ def federate(folder: Path, device: str) -> dict[str, Any]:
     """The summary of a run whose clients have what a simulation would deal them."""
     deal(config.resolve(flags=FLAGS).run, folder / "data")
     places = {
-        f"client-{i}": client.ClientSettings(
+        f"client-{i}": task_context.ClientSettings(
             f"client-{i}",
             folder / f"state-{i}",
             str(folder / "data" / f"client-{i}.npz"),

@@ -25,7 +25,7 @@ from corefed.data.columns import Column
 from corefed.data.partition import Split
 from corefed.data.preparation import Preparation
 from corefed.data.table import Settings
-from corefed.federation import client, joining, server
+from corefed.federation import client, joining, server, task_context
 from corefed.federation.protocol import Agreement, Task
 from corefed.federation.reading import agreement as agreements
 from corefed.federation.reading import local_data
@@ -95,7 +95,8 @@ def reading_of(target: str) -> Settings:
 
 def read(path: object, reading: Settings = READING, **more: Any) -> LocalData:
     return local_data.read(
-        str(path), **{"test_fraction": 0.2, "seed": client.SPLIT_SEED, "reading": reading, **more}
+        str(path),
+        **{"test_fraction": 0.2, "seed": task_context.SPLIT_SEED, "reading": reading, **more},
     )
 
 
@@ -111,7 +112,7 @@ def simulated(
     splits = []
     for number, path in enumerate(parts.values()):
         part = table.read(path, reading._replace(partial=True), 4096)
-        test = held_out.draw(part, 0.2, client.SPLIT_SEED)
+        test = held_out.draw(part, 0.2, task_context.SPLIT_SEED)
         places = (dataset.groups == number).nonzero().flatten()
         splits.append(Split(places[~test], places[test]))
     return clients.federate(dataset, splits, scale=scale, names=SITES)
@@ -169,7 +170,7 @@ def test_a_federation_trains_as_its_simulation(tmp_path: Path, target: str, meth
         "categorical": "ward", "client_column": "site",
     }  # fmt: skip
     places = {
-        site: client.ClientSettings(
+        site: task_context.ClientSettings(
             site, tmp_path / f"state-{site}", str(path), target=target, models=tmp_path / site
         )
         for site, path in parts.items()
@@ -221,7 +222,9 @@ def test_settings_of_the_experiment_hold_for_tables(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(
         "id,site,c,x,y\n" + "".join(f"p{i},s,{i % 2},{i},{i % 3}\n" for i in range(12))
     )
-    place = client.ClientSettings("a", tmp_path / "state", str(tmp_path / "a.csv"), target="y")
+    place = task_context.ClientSettings(
+        "a", tmp_path / "state", str(tmp_path / "a.csv"), target="y"
+    )
 
     def joined(**flags: Any) -> dict[str, Any]:
         wanted = config.resolve(flags={"data": "local", **flags})
@@ -293,7 +296,7 @@ def test_what_travels_is_what_the_page_says(tmp_path: Path) -> None:
     flags = {"data": "local", "ignore": "patient,site", "categorical": "ward"}
     settings = joining.settings_as_toml(config.resolve(flags=flags))
     task = Task("join", "r", -1, 0, settings, None, "float32", False, 0.0, 0.0, {})
-    place = client.ClientSettings("north", tmp_path / "state", str(tmp_path / "a.npz"))
+    place = task_context.ClientSettings("north", tmp_path / "state", str(tmp_path / "a.npz"))
     reply = client.answer(task, place)
     assert not reply.error and not reply.tree
     assert reply.figures.keys() == fields["all data"] | fields["arrays"]
@@ -338,7 +341,7 @@ def test_nothing_of_test_rows_is_described(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", found)
     data = read(path)
     part = table.read(path, READING._replace(partial=True), 4096)
-    test = held_out.draw(part, 0.2, client.SPLIT_SEED).tolist()
+    test = held_out.draw(part, 0.2, task_context.SPLIT_SEED).tolist()
     known = [row for row in found if row["ill"]]
     for row, held in zip(known, test, strict=True):
         if held:

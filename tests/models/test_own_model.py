@@ -16,7 +16,7 @@ from federation_calls import Call
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData
-from corefed.federation import client, server
+from corefed.federation import client, server, task_context
 from corefed.federation.operate.folder import ClientFolder
 from corefed.federation.protocol import Task
 from corefed.federation.rules import Rules
@@ -494,7 +494,9 @@ def served(nets: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("listed", ["", "own_trace:other", "own_trace", "own_nets:make"])
 def test_a_client_imports_no_code_that_the_server_names(served: Path, listed: str) -> None:
-    place = client.ClientSettings("north", served / "state", str(served / "data.npz"), model=listed)
+    place = task_context.ClientSettings(
+        "north", served / "state", str(served / "data.npz"), model=listed
+    )
     settings = 'method = "pfedbayes"\nmodel = "own_trace:make"\n'
     for kind in ("join", "train", "evaluate"):
         task = Task(kind, "first", 0, 0, settings, None, "float32", False, 0.0, 0.0, {})  # type: ignore[arg-type]
@@ -506,7 +508,7 @@ def test_a_client_imports_no_code_that_the_server_names(served: Path, listed: st
 
 
 def test_a_client_runs_the_code_that_it_lists(served: Path) -> None:
-    place = client.ClientSettings(
+    place = task_context.ClientSettings(
         "north", served / "state", str(served / "data.npz"), model="own_trace:make"
     )
     run = served / "first"

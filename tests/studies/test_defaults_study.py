@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
-import torch
 from commands import corefed
 
 from corefed.base.errors import UserError
@@ -16,6 +16,7 @@ from corefed.settings.run import Run
 from corefed_studies import pages
 from corefed_studies.defaults import choosing, judging, report, results
 from corefed_studies.defaults.choosing import Score
+from corefed_studies.defaults.problems import problem_of
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "results" / "defaults.json"
@@ -65,15 +66,21 @@ def test_the_page_is_what_the_file_makes_it(tmp_path: Path) -> None:
     assert copy.read_text(encoding="utf-8") == (ROOT / "docs" / "defaults.md").read_text("utf-8")
 
 
-def test_chance_alone_has_an_ece() -> None:
-    """Mean |binomial deviation|: sqrt(2 p (1 - p) / (pi M)) in one bin; M = 400, 200 draws."""
-    sure = torch.full((400, 2), 0.9, dtype=torch.float64)
-    sure[:, 1] = 0.1
-    expected = (2 * 0.9 * 0.1 / (3.14159 * 400)) ** 0.5
-    spread = expected * 0.7555 / judging.FLOOR_DRAWS**0.5  # of a half-normal, over draws
-    assert judging.expected_ece(sure, 0) == pytest.approx(expected, abs=4 * spread)
-    certain = torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(50, 2)
-    assert judging.expected_ece(certain, 0) == 0.0
+def test_candidates_are_scored_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constant and falling rates in two groups; one that diverges has an infinite NLL."""
+    monkeypatch.setattr(choosing, "SEEDS", (100,))
+    small = problem_of("digits")
+    small = small._replace(flags={**small.flags, "clients": 2, "rounds": 2, "hidden": (4,)})
+    candidates = [
+        {"schedule": "constant", "learning_rate": 0.1},
+        {"schedule": "linear", "learning_rate": 0.1},
+        {"schedule": "constant", "learning_rate": 1e9},
+    ]
+    found = choosing.train(small, "fedavg", candidates, Path("nowhere"), "cpu")
+    assert [each.candidate for each in found] == candidates
+    first, second, third = (each.nll["global"] for each in found)
+    assert math.isfinite(first) and math.isfinite(second) and first != second
+    assert math.isinf(third) or third > first
 
 
 def cell(nll: list[float], accuracy: list[float]) -> judging.Cell:

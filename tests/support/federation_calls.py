@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from corefed.federation import client
+from corefed.federation import client, task_context
 from corefed.federation.protocol import Reply, Task
 
 
 class Call:
     """A link that is a function call."""
 
-    def __init__(self, places: Mapping[str, client.ClientSettings]) -> None:
+    def __init__(self, places: Mapping[str, task_context.ClientSettings]) -> None:
         self.places = places
 
     def online(self) -> set[str]:

@@ -19,7 +19,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from corefed.federation import client, server
+from corefed.federation import server, task_context
 from corefed.federation.flower import app, records
 from corefed.federation.flower import link as flower_link
 from corefed.federation.rules import Rules
@@ -36,7 +36,7 @@ class InProcessGrid(Grid):
     """Clients by name; node i + 1 is the i-th."""
 
     def __init__(
-        self, places: dict[str, client.ClientSettings], tamper: Tamper | None = None
+        self, places: dict[str, task_context.ClientSettings], tamper: Tamper | None = None
     ) -> None:
         TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # of this process
         self.places = places
@@ -150,7 +150,7 @@ def federation(
     deal(wanted.run, folder / "data")
     names = [f"client-{i}" for i in range(wanted.run.clients)]
     places = {
-        name: client.ClientSettings(
+        name: task_context.ClientSettings(
             name, folder / name, f"npz:{folder / 'data' / f'{name}.npz'}", **place
         )
         for name in names

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import torch
@@ -71,6 +71,16 @@ class Streams:
         self._open: dict[str, list[torch.Generator]] = {}
         self._parent: tuple[Streams, list[int]] | None = None
 
+    @cached_property
+    def _twins(self) -> tuple[Streams, Tensor] | None:
+        """The streams of different clients, and which of them each has; None: all differ."""
+        place = {who: number for number, who in enumerate(dict.fromkeys(self.who))}
+        if len(place) == len(self.who):
+            return None
+        first = {who: row for row, who in reversed(list(enumerate(self.who)))}
+        rows = torch.tensor([place[who] for who in self.who], device=self.device)
+        return self.subset([first[who] for who in place]), rows
+
     def generators(self, purpose: str, *, host: bool = False) -> list[torch.Generator]:
         """One generator per client; a second call with the same purpose returns the same ones.
 
@@ -94,10 +104,8 @@ class Streams:
         `together` promises that all clients draw for this purpose in every call. Several settings
         of one run that train side by side have the same clients, whose numbers are then drawn once.
         """
-        place = {who: number for number, who in enumerate(dict.fromkeys(self.who))}
-        if together and len(place) < len(self.who):
-            firsts = self.subset([self.who.index(who) for who in place])
-            rows = torch.tensor([place[who] for who in self.who], device=self.device)
+        if together and self._twins is not None:
+            firsts, rows = self._twins
             return firsts.normal(purpose, *shape)[rows]
         out = torch.empty(len(self.who), *shape, device=self.source)
         pairs = list(zip(out, self.generators(purpose), strict=True))

@@ -29,6 +29,8 @@ class Optimizer(NamedTuple):
 def adam(learning_rate: float | Tensor, scale: Tensor | None = None) -> Optimizer:
     """Adam; with a `scale` [P] each weight has the learning rate times its own."""
 
+    here: dict[torch.device, Tensor] = {}  # the scale, copied to a device once
+
     def init(p: Tensor) -> Tree:
         step = torch.zeros(p.shape[0], dtype=torch.float64, device=p.device)
         return {"m": torch.zeros_like(p), "v": torch.zeros_like(p), "step": step}
@@ -56,7 +58,11 @@ def adam(learning_rate: float | Tensor, scale: Tensor | None = None) -> Optimize
         # m / (sqrt(v / c2^2) + eps) / c1  =  (c2 / c1) m / (sqrt(v) + c2 eps)
         denominator = torch.sqrt(v, out=gradient).add_(column(correction_2 * EPSILON, p))
         step_size = torch.div(m, denominator, out=gradient).mul_(column(rate, p))
-        p.sub_(step_size if scale is None else step_size.mul_(scale.to(p.device)))
+        if scale is not None:
+            if p.device not in here:
+                here[p.device] = scale.to(p.device)
+            step_size.mul_(here[p.device])
+        p.sub_(step_size)
 
     return Optimizer(init, update)
 

@@ -61,7 +61,7 @@ def with_validation(
 
 def hold_back(dataset: Dataset, split: Split, share: float, seed: int, client: int) -> Split:
     """The split of one client, with validation points taken from its training points."""
-    mine = dataset._replace(x=dataset.x[split.train], y=dataset.y[split.train])
+    mine = dataset._replace(y=dataset.y[split.train])  # labels are all that a draw looks at
     chosen = draw(mine, share, seed, client, "validation split")
     return split._replace(train=split.train[~chosen], validation=split.train[chosen])
 

@@ -33,8 +33,8 @@ from corefed.training.loop import Line
 from corefed.training.predicting import posterior_noise
 
 if TYPE_CHECKING:
-    from corefed.federation.client import TaskContext
     from corefed.federation.server import ServerContext
+    from corefed.federation.task_context import TaskContext
 
 
 # --- the client -----------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from corefed.selectors.quality import Quality
 from corefed.selectors.settings import Renewal, Selection, refuse_unused
 from corefed.selectors.subset import subset_size, uniform
 
+PRESET_NAMES = OneOf(lambda: PRESETS)
 SELECTOR_NAMES = OneOf(lambda: selectors.SELECTORS)
 
 
@@ -52,7 +53,7 @@ SELECTOR_NAMES = OneOf(lambda: selectors.SELECTORS)
 class Config(pfedbayes.Config):
     """Settings of CoreSet-PFedBayes, beside those of PFedBayes."""
 
-    preset: Literal["fast", "matching", "paper"] = "fast"  # type: ignore[assignment]
+    preset: Annotated[str, PRESET_NAMES] = "fast"
     """`fast`: train on the coreset alone, chosen by `selector`. `matching`: the same with the
     paper's selector. `paper`: Algorithm 1 to the letter."""
     fraction: Part = 0.1

@@ -24,6 +24,7 @@ from corefed.base.settings import (
     Follows,
     LearningRate,
     NotNegative,
+    OneOf,
     Part,
     Plus,
     PositiveInt,
@@ -47,6 +48,7 @@ PRESETS: dict[str, dict[str, object]] = {
     "paper": {**PAPER, "calibrate": "off"},  # a setting of every run: the paper has no temperatures
 }
 
+PRESET_NAMES = OneOf(lambda: PRESETS)
 PART_OR_NONE = Range(lambda v: 0 <= v <= 1, "from 0 to 1")
 
 
@@ -54,7 +56,7 @@ PART_OR_NONE = Range(lambda v: 0 <= v <= 1, "from 0 to 1")
 class Config:
     """Settings of PFedBayes; the paper's symbol in brackets."""
 
-    preset: Literal["default", "paper"] = "default"
+    preset: Annotated[str, PRESET_NAMES] = "default"
     """`default`: as chosen on validation points of other problems (docs/defaults.md). `paper`: the
     constants of the paper."""
     zeta: Annotated[NotNegative, PER_RUN, Times(1 / 50, 5)] = 1.0

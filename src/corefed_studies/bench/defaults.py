@@ -17,7 +17,6 @@ import torch
 from rich.console import Console
 
 from corefed.base.device import device_for
-from corefed.base.errors import UserError
 from corefed.base.progress import bars
 from corefed_studies import pages
 from corefed_studies.defaults import choosing, judging, report, results, tuning
@@ -50,11 +49,11 @@ def main(
     else:
         place = str(device_for(device))  # a device that is missing would fail every run
         problems = [problem_of(name) for name in QUICK] if scale == "quick" else list(PROBLEMS)
-        prepare(_made(folder / "files"), console, tuple(problems))
+        prepare(pages.make(folder / "files"), console, tuple(problems))
         _side_by_side([*tasks(problems, folder, place)], console, jobs or default_jobs())
         results.write(folder / f"{NAME}.json", results.gather(folder, scale))
         study = results.read(folder / f"{NAME}.json")
-    pages.put(_made(folder), NAME, report.tables(study), marked)
+    pages.put(pages.make(folder), NAME, report.tables(study), marked)
     console.print(f"written to {page or folder / f'{NAME}.md'}")
 
 
@@ -108,11 +107,3 @@ def _side_by_side(many: list[Task], console: Console, jobs: int) -> None:
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"Cannot make the folder {folder}: {error.strerror}.") from error
-    return folder

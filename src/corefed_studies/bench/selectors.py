@@ -42,10 +42,7 @@ def main(
     if known is None:
         device_for(device)  # a device that is missing would fail every run
         names = at_hand(scale, console)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"Cannot make the folder {folder}: {error.strerror}.") from error
+    pages.make(folder)
     if known is None:
         path = folder / f"{NAME}.json"
         results.write(path, NAME, scale, train_all(scale, names, folder, console, device, jobs))

@@ -11,20 +11,19 @@ candidates would take hours.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from corefed.base import files
 from corefed.settings.config import resolve
-from corefed.settings.fields import from_flat, list_settings, to_flat
-from corefed.settings.run import Run
+from corefed.settings.space import changed
+from corefed.training.groups import split
+from corefed.training.record import MODELS
 from corefed.training.setup import prepare
-from corefed.training.together import Together
 from corefed_studies.defaults.problems import DefaultsProblem, flags
 
 SEEDS = (100, 101, 102)
@@ -152,29 +151,21 @@ def train(
     device: str,
 ) -> list[Score]:
     """Train candidates on a problem, and score them on its validation points."""
-    shared = {each.name for each in list_settings(Run)}
     base = {
         **flags(problem, files_in), "method": method, "seeds": SEEDS, "validation": VALIDATION,
         "device": device, "memory_mb": COPIES_MB,
     }  # fmt: skip
-    found: dict[int, Score] = {}
     setup = prepare(resolve(flags=base))
-    for run_keys, numbers in _grouped(candidates, shared):
-        run = dataclasses.replace(setup.experiment.run, **run_keys)
-        mine = setup._replace(experiment=dataclasses.replace(setup.experiment, run=run))
-        own = to_flat(setup.experiment.settings)
-        kind = type(setup.experiment.settings)
-        settings = [
-            from_flat(kind, {**own, **{k: v for k, v in candidates[n].items() if k not in shared}})
-            for n in numbers
-        ]
-        together = Together(mine, settings)
-        for t in range(run.rounds):
-            together.train(t)
-        assert setup.data.validation is not None
-        for n, metrics in zip(
-            numbers, together.evaluate(run.rounds - 1, setup.data.validation), strict=True
-        ):
+    points = setup.data.validation
+    assert points is not None
+    experiments = {n: changed(setup.experiment, each) for n, each in enumerate(candidates)}
+    found: dict[int, Score] = {}
+    for group in split(setup, experiments):
+        while group.members and group.round < setup.experiment.run.rounds:
+            for lost in group.train():
+                found[lost] = Score(candidates[lost], dict.fromkeys(MODELS, math.inf))
+        each = group.together.evaluate(group.round - 1, points) if group.members else []
+        for n, metrics in zip(group.numbers, each, strict=True):
             found[n] = _score(candidates[n], metrics)
     return [found[n] for n in range(len(candidates))]
 
@@ -183,17 +174,6 @@ def _score(candidate: Candidate, metrics: Sequence[dict[str, float]]) -> Score:
     models = [name.removesuffix("_nll") for name in metrics[0] if name.endswith("_nll")]
     means = {m: sum(each[f"{m}_nll"] for each in metrics) / len(metrics) for m in models}
     return Score(candidate, {m: v if math.isfinite(v) else math.inf for m, v in means.items()})
-
-
-def _grouped(
-    candidates: Sequence[Candidate], shared: set[str]
-) -> Iterator[tuple[Candidate, list[int]]]:
-    """Candidates that can train side by side: those with the same settings of the run."""
-    groups: dict[str, tuple[Candidate, list[int]]] = {}
-    for number, each in enumerate(candidates):
-        keys = {k: v for k, v in each.items() if k in shared}
-        groups.setdefault(json.dumps(keys), (keys, []))[1].append(number)
-    yield from groups.values()
 
 
 def keep(path: Path, scores: Sequence[Score]) -> None:

@@ -12,19 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.settings.config import resolve
-from corefed.training import evaluate, fitted, rounds
+from corefed.training import calibration, fitted, rounds
 from corefed.use import selective
 from corefed_studies.defaults.problems import DefaultsProblem, flags
 from corefed_studies.reproduce.cells import Flags
 
 SEEDS = (0, 1, 2, 3, 4)
-FLOOR_DRAWS = 200
 
 
 class Row(NamedTuple):
@@ -38,7 +34,8 @@ _BEFORE: Flags = {
 _CORESET: Flags = {"method": "coreset-pfedbayes", "fraction": 0.1}
 
 FULL, CORESET, REDRAWN = "pfedbayes", "coreset, 10 %", "random, redrawn, 10 %"
-ALONE, TUNED, ONE_RATE = "independent", "fedavg, fine-tuned", "pfedbayes, one rate"
+ALONE, TUNED = "independent", "fedavg, fine-tuned"
+CALIBRATED, ONE_RATE = "pfedbayes, calibrated", "pfedbayes, one rate"
 
 ROWS = {
     FULL: Row({"method": "pfedbayes"}, "personal"),
@@ -52,12 +49,14 @@ ROWS = {
     ),
     "pfedme": Row({"method": "pfedme"}, "personal"),
     "per-fedavg": Row({"method": "per-fedavg"}, "personal"),
+    CALIBRATED: Row({"method": "pfedbayes", "validation": 0.2}, "personal"),
     ONE_RATE: Row({"method": "pfedbayes", "by_layer": False}, "personal"),
     "pfedbayes, before": Row({"method": "pfedbayes", **_BEFORE}, "personal"),
     "coreset, 10 %, before": Row({**_CORESET, **_BEFORE}, "personal"),
 }
 """`before`: with the defaults that corefed had before this study. `falling rate`: what was chosen
-for a shared model. `one rate`: for all layers."""
+for a shared model. `calibrated`: with a fifth of the training points for temperatures. `one rate`:
+for all layers."""
 
 WIDE = ("cifar10-cnn", "cifar10-features", "chest-xray")
 """Problems with layers of more than 100 inputs; elsewhere `one rate` is pfedbayes itself."""
@@ -99,31 +98,21 @@ def measure(settings: Flags, model: str) -> Cell:
 def _calibration(trained: rounds.Result, model: str) -> dict[str, Any]:
     """The ECE of the test points of all seeds together, and what chance alone would make of it.
 
-    The ECE of a finite sample is above 0 even for a perfectly calibrated model. `by_chance` is the
-    mean ECE of labels drawn from the predicted probabilities themselves, by seed and of all seeds.
+    The ECE of a finite sample is above 0 even for a perfectly calibrated model.
     """
-    trees = trained.setup.trees(trained.servers)
+    trees = trained.setup.trees(trained.servers, trained.temperature)
     held = fitted.held_out_of(trees, fitted.models_of(trees))
     per_run = len(trees.data.names) // len(trees.servers)
     run, predicted = held["row"] // per_run, held[f"{model}.mean"].double()
+    confidence = predicted.max(-1).values
     return {
         "pooled": selective.reliability(predicted, held["y"]).ece,
-        "pooled_by_chance": expected_ece(predicted, 0),
+        "pooled_by_chance": calibration.chance_ece(confidence),
         "by_chance": [
-            expected_ece(predicted[run == g], seed) for g, seed in enumerate(trees.run.seeds)
+            calibration.chance_ece(confidence[run == g], seed)
+            for g, seed in enumerate(trees.run.seeds)
         ],
     }
-
-
-def expected_ece(probabilities: Tensor, seed: int) -> float:
-    """Mean ECE of labels drawn from the probabilities [M, classes]."""
-    confidence = probabilities.max(-1).values
-    bins = (confidence * evaluate.BINS).ceil().long().sub(1).clamp(0, evaluate.BINS - 1)
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.rand(FLOOR_DRAWS, len(confidence), generator=generator, dtype=torch.float64)
-    gap = drawn.less(confidence).double().sub_(confidence)
-    sums = torch.zeros(FLOOR_DRAWS, evaluate.BINS, dtype=torch.float64).index_add_(1, bins, gap)
-    return float((sums.abs().sum(-1) / len(confidence)).mean())
 
 
 def keep(path: Path, cell: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from corefed_studies.defaults.choosing import ARMS, CANDIDATES
+from corefed_studies.defaults.choosing import ARMS, CANDIDATES, WIDE
 from corefed_studies.defaults.judging import ALONE, CORESET, FULL, REDRAWN, ROWS, TUNED, Cell
 from corefed_studies.defaults.results import Study
 from corefed_studies.pages import Table
@@ -16,7 +16,7 @@ CALIBRATED = 0.03
 
 
 def tables(study: Study) -> list[Table]:
-    found = [chosen(study)] if study.choosing else []
+    found = [chosen(study), annealed(study)] if study.choosing else []
     found += [judged(study, problem) for problem in study.judging]
     found += [reached(study)] if study.judging else []
     found += [tuned(study)] if study.tuning else []
@@ -40,6 +40,26 @@ def chosen(study: Study) -> Table:
         "of the method on that problem. The candidate with the smallest mean regret is taken."
     )
     return Table("What was chosen", ("", "settings", "mean regret", *problems), rows, note)
+
+
+def annealed(study: Study) -> Table:
+    """What the rise of zeta is worth: the best of the wide candidates with it and without."""
+    scores = {
+        problem: [nll["personal"] for nll in rows["pfedbayes"][: len(WIDE["pfedbayes"])]]
+        for problem, rows in study.choosing.items()
+    }
+    least = {problem: min(each) for problem, each in scores.items()}
+    rows = []
+    for part, words in ((1.0, "zeta rises"), (0.0, "zeta from the first round")):
+        mine = [n for n, each in enumerate(WIDE["pfedbayes"]) if each["anneal"] == part]
+        regret = min(fmean(scores[p][n] - least[p] for p in scores) for n in mine)
+        best = (f"{min(scores[p][n] for n in mine):.4f}" for p in scores)
+        rows.append((words, f"{regret:.3f}", *best))
+    note = (
+        "Of the 24 wide candidates of each kind: the smallest mean regret of one candidate for all "
+        "problems, and the lowest validation NLL on each problem."
+    )
+    return Table("What the rise of zeta is worth", ("", "mean regret", *scores), rows, note)
 
 
 def judged(study: Study, problem: str) -> Table:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from corefed.base.errors import UserError
+from corefed_studies import pages
 
 
 class Study(NamedTuple):
@@ -67,10 +68,7 @@ def main(name: str, scale: str, out: Path | None = None, **options: object) -> N
             raise UserError(f"--{flag} is for {', '.join(able)}; {name} does not take it.")
     folder = out or Path("runs") / f"reproduce-{entry.folder or name}-{scale}"
     new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"Cannot make the folder {folder}: {error.strerror}.") from error
+    pages.make(folder)
     console = Console(stderr=True)
     function = getattr(import_module(f"corefed_studies.reproduce.{entry.module}"), entry.function)
     try:

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from corefed.federation.flower import records
 
 if TYPE_CHECKING:
-    from corefed.federation.client import ClientSettings
+    from corefed.federation.task_context import ClientSettings
 
 client_app = ClientApp()
 server_app = ServerApp()

@@ -10,9 +10,9 @@ import sys
 from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.data.table import Settings
-from corefed.federation.client import SPLIT_SEED
 from corefed.federation.operate.folder import ClientFolder
 from corefed.federation.reading import local_data
+from corefed.federation.task_context import SPLIT_SEED
 
 
 def main() -> int:

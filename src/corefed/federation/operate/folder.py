@@ -30,7 +30,7 @@ from corefed.federation.rules import Rules
 from corefed.settings import toml
 
 if TYPE_CHECKING:
-    from corefed.federation.client import ClientSettings
+    from corefed.federation.task_context import ClientSettings
 
 FEDERATION, CLIENT = "federation.toml", "client.toml"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
@@ -218,7 +218,7 @@ class ClientFolder:
 
     def settings(self) -> ClientSettings:
         """What the training needs to know, with the data that --data named."""
-        from corefed.federation.client import ClientSettings  # torch takes a second
+        from corefed.federation.task_context import ClientSettings  # torch takes a second
 
         return ClientSettings(
             name=self.name,
