@@ -14,7 +14,7 @@ from torch import Tensor
 
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData, Method, Tree, Update, Work
-from corefed.training import client_side
+from corefed.training import client_side, threads
 from corefed.training.variants import MethodAt
 
 
@@ -50,20 +50,22 @@ class LocalClients:
     ) -> tuple[list[Update], Tensor, Tensor]:
         """One round of every run's cohort: updates, mean loss and examples, per run."""
         rows = [g * self.per_run + i for g, cohort in enumerate(cohorts) for i in cohort]
-        parts = []
-        for first in range(0, len(rows), self.chunk):
-            chunk = rows[first : first + self.chunk]
-            streams = self.streams(chunk, round_)
+
+        def train(chunk: Sequence[int]) -> client_side.Trained:
             trained = client_side.train(
                 self.method_of(chunk, round_),
                 self.broadcast(servers, chunk),
                 _take(self.private, chunk),
                 ClientData(*_take(self.data._asdict(), chunk).values()),
-                streams,
+                self.streams(chunk, round_),
                 self.work,
             )
             _put(self.private, chunk, trained.private)
-            parts.append(trained)
+            return trained
+
+        size, at_once = self._split(len(rows), servers[0])
+        chunks = [rows[first : first + size] for first in range(0, len(rows), size)]
+        parts = list(threads.map_parts(train, chunks, at_once))
         message = {k: torch.cat([p.message[k] for p in parts]) for k in parts[0].message}
         loss, examples = torch.cat([p.loss for p in parts]), torch.cat([p.examples for p in parts])
         updates, start = [], 0
@@ -76,6 +78,14 @@ class LocalClients:
             totals.append(examples[mine].sum())
             start = mine.stop
         return updates, torch.stack(means), torch.stack(totals)
+
+    def _split(self, clients: int, server: Tree) -> tuple[int, int]:
+        """Clients per chunk, and chunks at the same time."""
+        if self.chunk == 1 or self.data.weight.device.type != "cpu":
+            return self.chunk, 1
+        numbers = sum(value.numel() for value in server.values()) * min(clients, self.chunk)
+        at_once = threads.threads_for(numbers)
+        return -(-min(clients, self.chunk) // at_once), at_once
 
     def method_of(self, rows: Sequence[int], round_: int) -> Method:
         """The method of these clients in a round; it differs where settings follow a schedule."""
