@@ -156,7 +156,6 @@ def run(
     rounds: int = 3,
     seeds: Sequence[int] = (0,),
     cohorts: Sequence[Sequence[int]] | None = None,
-    source: str | None = None,
 ) -> Outcome:
     """The rounds of `runtime.rounds` without evaluation and record, in the data's precision."""
     like = data.x
@@ -164,7 +163,7 @@ def run(
         {k: v.to(like) for k, v in method.init_server(Streams([Who(s, SERVER)], 0)).items()}
         for s in seeds
     ]
-    clients = LocalClients(method, data, seeds, servers, WORK, chunk, source)
+    clients = LocalClients(method, data, seeds, servers, WORK, chunk)
     everyone = [range(len(data.weight) // len(seeds))] * len(seeds)
     messages, losses, last = [], [], []
     for t in range(rounds):

@@ -113,9 +113,9 @@ def held_out_of(trees: Trees, models: Tree) -> Tree:
     for one in range(len(real)):
         g, number = divmod(one, per_run)
         x = data.test.x[one][real[one]]
-        # Drawn on the CPU, as later predictions are; a GPU has other random numbers.
-        streams = Streams([Who(run.seeds[g], number)], run.rounds, x.device, "cpu")
-        noise = uncertainty.draws_for(method, streams, run.evaluate_draws)
+        # Drawn on the CPU, as later predictions are, so that they are the same to the last bit.
+        streams = Streams([Who(run.seeds[g], number)], run.rounds)
+        noise = uncertainty.draws_for(method, streams, run.evaluate_draws).to(x.device)
         for kind in KINDS:
             place = one if kind == "personal" else g
             model = _model(models, kind, place, x.device)

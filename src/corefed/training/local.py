@@ -33,10 +33,9 @@ class LocalClients:
         servers: Sequence[Tree],
         work: Work,
         chunk: int,
-        source: torch.device | str | None = None,
         method_at: MethodAt | None = None,
     ) -> None:
-        self.method, self.data, self.work, self.source = method, data, work, source
+        self.method, self.data, self.work = method, data, work
         self.method_at = method_at
         self.per_run = len(data.weight) // len(seeds)
         self.who = [Who(seed, i) for seed in seeds for i in range(self.per_run)]
@@ -94,7 +93,7 @@ class LocalClients:
         return self.method_at(round_, [row // self.per_run for row in rows])
 
     def streams(self, rows: Sequence[int], round_: int) -> Streams:
-        return Streams([self.who[r] for r in rows], round_, self.data.weight.device, self.source)
+        return Streams([self.who[r] for r in rows], round_, self.data.weight.device)
 
     def broadcast(self, servers: Sequence[Tree], rows: Sequence[int]) -> Tree:
         """Each run's server state, repeated over its clients among `rows`."""
