@@ -37,6 +37,7 @@ from method_rows import (
     assert_same,
     assert_same_tree,
     build,
+    compile_steps,
     cuda,
     equal,
     every_method,
@@ -72,6 +73,19 @@ def test_loop_and_vmap_agree(row: Row, kind: str, chunk: int) -> None:
     expected = loop(row, row.rounds, kind)
     assert all(v.isfinite().all() for v in expected.messages[-1].values())
     assert_same(run(method, data, chunk=chunk, rounds=row.rounds), expected, **TIGHT)
+
+
+@every_method
+@pytest.mark.parametrize(("kind", "chunk"), [("classes", len(SIZES)), ("targets", 2)])
+def test_traced_steps_are_the_steps(row: Row, kind: str, chunk: int) -> None:
+    """What is compiled is traced once and run again with other minibatches, noise and clients."""
+    if not build(row).traits.stackable:
+        pytest.skip("is not compiled: its settings cannot be tensors")
+    compiled = compile_steps(row, kind=kind)
+    found = run(
+        build(row, kind), federation(kind), chunk=chunk, rounds=row.rounds, compiled=compiled
+    )
+    assert_same(found, loop(row, row.rounds, kind), **TIGHT)
 
 
 @every_method

@@ -62,6 +62,12 @@ def normals(at: Places, count: int, size: int, device: torch.device, first: int 
     return _box_muller(found.view(len(at.key), count, -1), size)
 
 
+def normals_at(at: Places, stretch_: Tensor, size: int) -> Tensor:
+    """[C, 1, size]: as `normals`, of a stretch [1] that is known on the device alone."""
+    blocks = stretch(size)
+    return _box_muller(_by_tensors(at, 1, blocks, stretch_ * blocks), size)
+
+
 def stretch(size: int) -> int:
     """Blocks of words for so many normals."""
     return 2 * half_length(size) // PER_BLOCK
@@ -112,11 +118,11 @@ def _by_numpy(at: Places, calls: int, blocks: int, skip: int) -> Tensor:
     return torch.from_numpy(out.view(np.int64))
 
 
-def _by_tensors(at: Places, calls: int, blocks: int, skip: int) -> Tensor:
+def _by_tensors(at: Places, calls: int, blocks: int, skip: int | Tensor) -> Tensor:
     device = at.key.device
     shape = (len(at.key), calls, blocks)
     zero = torch.zeros(shape, dtype=torch.int64, device=device)
-    numbers = torch.arange(skip + 1, skip + blocks + 1, device=device)
+    numbers = torch.arange(1, blocks + 1, device=device) + skip
     each = at.call.view(-1, 1, 1) + torch.arange(calls, device=device).view(1, -1, 1)
     c = [zero + numbers, zero + each, zero + at.place.view(-1, 1, 1), zero]
     first, second = at.key.view(-1, 1, 1), torch.zeros_like(at.key).view(-1, 1, 1)

@@ -10,6 +10,7 @@ A learning rate is a float, or a tensor [C] where runs with different rates are 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -28,8 +29,6 @@ class Optimizer(NamedTuple):
 
 def adam(learning_rate: float | Tensor, scale: Tensor | None = None) -> Optimizer:
     """Adam; with a `scale` [P] each weight has the learning rate times its own."""
-
-    here: dict[torch.device, Tensor] = {}  # the scale, copied to a device once
 
     def init(p: Tensor) -> Tree:
         step = torch.zeros(p.shape[0], dtype=torch.float64, device=p.device)
@@ -59,12 +58,16 @@ def adam(learning_rate: float | Tensor, scale: Tensor | None = None) -> Optimize
         denominator = torch.sqrt(v, out=gradient).add_(column(correction_2 * EPSILON, p))
         step_size = torch.div(m, denominator, out=gradient).mul_(column(rate, p))
         if scale is not None:
-            if p.device not in here:
-                here[p.device] = scale.to(p.device)
-            step_size.mul_(here[p.device])
+            step_size.mul_(_on(p.device, scale))
         p.sub_(step_size)
 
     return Optimizer(init, update)
+
+
+@lru_cache(16)
+def _on(device: torch.device, scale: Tensor) -> Tensor:
+    """The scale of a network, copied to a device once."""
+    return scale.to(device)
 
 
 def sgd(learning_rate: float | Tensor) -> Optimizer:

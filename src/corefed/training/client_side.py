@@ -6,7 +6,7 @@ those of the subset that it trains on. A method never sees the subset's state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,10 +37,41 @@ def start(method: Method, broadcast: Tree, data: ClientData) -> Tree:
     return {**own, **_named(method.subset.init(own, data))}
 
 
+TakeSteps = Callable[[Method, Tree, ClientData, Tensor, Streams, int], tuple[Tree, Tensor]]
+"""(method, working, data, weight, streams, steps) -> (working, summed losses [C])."""
+
+
+def one_by_one(batch: int) -> TakeSteps:
+    """Local steps as the method writes them, on minibatches of this size."""
+
+    def take(
+        method: Method, working: Tree, data: ClientData, weight: Tensor, streams: Streams,
+        steps: int,
+    ) -> tuple[Tree, Tensor]:  # fmt: skip
+        loss = torch.zeros(len(weight), device=weight.device)
+        noise = noises(streams, method.noise, steps)
+        for minibatch in batches(data, weight, streams, steps, batch, method.traits.batches):
+            working, info = method.step(working, minibatch, next(noise))
+            loss += info["loss"]
+        return working, loss
+
+    return take
+
+
 def train(
-    method: Method, broadcast: Tree, private: Tree, data: ClientData, streams: Streams, work: Work
+    method: Method,
+    broadcast: Tree,
+    private: Tree,
+    data: ClientData,
+    streams: Streams,
+    work: Work,
+    take_steps: TakeSteps | None = None,
 ) -> Trained:
-    """One round of C clients: begin, (select, steps) until R steps are done, end."""
+    """One round of C clients: begin, (select, steps) until R steps are done, end.
+
+    `take_steps` is how steps are taken; one by one where it is not given.
+    """
+    take_steps = take_steps or one_by_one(work.batch)
     own, state = _own(private), {name: v.clone() for name, v in _state(private).items()}
     subset, weight = method.subset, data.weight
     working = method.begin(broadcast, own, data, streams)
@@ -53,10 +84,8 @@ def train(
         if subset is not None:
             state = subset.select(state, working, data, streams, work)
             weight = subset.weights(state)
-        noise = noises(streams, method.noise, steps)
-        for batch in batches(data, weight, streams, steps, work.batch, method.traits.batches):
-            working, info = method.step(working, batch, next(noise))
-            loss += info["loss"]
+        working, summed = take_steps(method, working, data, weight, streams, steps)
+        loss += summed
         if subset is not None:
             state = subset.after(state, steps)
         points = (weight > 0).sum(-1).cpu().clamp_max(work.batch)

@@ -8,6 +8,7 @@ so the two agree up to rounding (`test_runtimes.py` says how closely).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,15 @@ from torch import Tensor
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData, Method, Tree, Update, Work
 from corefed.training import client_side, threads
-from corefed.training.variants import MethodAt
+from corefed.training.compiled import Steps
+from corefed.training.variants import MethodAt, SettingsAt
+
+
+class Compiled(NamedTuple):
+    """Local steps as compiled programs, and the settings of their clients."""
+
+    steps: Steps
+    at: SettingsAt
 
 
 class LocalClients:
@@ -34,9 +43,10 @@ class LocalClients:
         work: Work,
         chunk: int,
         method_at: MethodAt | None = None,
+        compiled: Compiled | None = None,
     ) -> None:
         self.method, self.data, self.work = method, data, work
-        self.method_at = method_at
+        self.method_at, self.compiled = method_at, compiled
         self.per_run = len(data.weight) // len(seeds)
         self.who = [Who(seed, i) for seed in seeds for i in range(self.per_run)]
         self.chunk = max(1, chunk)
@@ -58,9 +68,13 @@ class LocalClients:
                 ClientData(*_take(self.data._asdict(), chunk).values()),
                 self.streams(chunk, round_),
                 self.work,
+                self._steps(chunk, round_),
             )
             _put(self.private, chunk, trained.private)
-            return trained
+            if self.compiled is None or len(chunks) == 1:
+                return trained
+            # The program's own tensors, which the next chunk overwrites.
+            return trained._replace(message={k: v.clone() for k, v in trained.message.items()})
 
         size, at_once = self._split(len(rows), servers[0])
         chunks = [rows[first : first + size] for first in range(0, len(rows), size)]
@@ -81,7 +95,8 @@ class LocalClients:
     def _split(self, clients: int, server: Tree) -> tuple[int, int]:
         """Clients per chunk, and chunks at the same time."""
         if self.chunk == 1 or self.data.weight.device.type != "cpu":
-            return self.chunk, 1
+            chunks = -(-clients // self.chunk)
+            return -(-clients // chunks), 1  # of one size, as far as possible
         numbers = sum(value.numel() for value in server.values()) * min(clients, self.chunk)
         at_once = threads.threads_for(numbers)
         return -(-min(clients, self.chunk) // at_once), at_once
@@ -91,6 +106,14 @@ class LocalClients:
         if self.method_at is None:
             return self.method
         return self.method_at(round_, [row // self.per_run for row in rows])
+
+    def _steps(self, rows: Sequence[int], round_: int) -> client_side.TakeSteps | None:
+        """How these clients take their steps; None: one by one."""
+        if self.compiled is None:
+            return None
+        runs = [row // self.per_run for row in rows]
+        everyone = len(rows) == len(self.who)
+        return self.compiled.steps.of(self.compiled.at(round_, runs), rows, everyone=everyone)
 
     def streams(self, rows: Sequence[int], round_: int) -> Streams:
         return Streams([self.who[r] for r in rows], round_, self.data.weight.device)
