@@ -77,6 +77,14 @@ def test_the_fair_share_is_the_load_per_core(run: int, busy: int, cores: int, sh
     assert neighbours.fair_share(run, busy, cores) == share
 
 
+def test_the_used_share_counts_what_is_neither_idle_nor_waiting_for_a_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = iter(["cpu 10 0 5 100 7 0 0 0 0 0\ncpu0 1", "cpu 30 0 15 160 17 0 0 0 0 0\ncpu0 1"])
+    monkeypatch.setattr(Path, "read_text", lambda path, **rest: next(ticks))
+    assert neighbours.used_share(0.0) == 0.3
+
+
 def test_ratios_are_within_a_repetition() -> None:
     assert neighbours.ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == 3.0
 
@@ -126,6 +134,8 @@ def test_the_table_is_written_into_a_page(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(neighbours, "busy_processes", busy)
     monkeypatch.setattr(isolated, "measure", measure)
     monkeypatch.setattr(machine, "usable_cores", lambda: 2)
+    shares = iter([0.02, 0.3, *[0.01] * 100])
+    monkeypatch.setattr(neighbours, "used_share", lambda: next(shares))
     page = tmp_path / "page.md"
     page.write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n")
     out = tmp_path / "out"
@@ -138,6 +148,7 @@ def test_the_table_is_written_into_a_page(tmp_path: Path, monkeypatch: pytest.Mo
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert "| 4 | 3.0 | 1.20 | 3.0 | 1.50 | 3.0 | 1.80 | 3.0 |" in text
+    assert "other programs used at most 30% of the machine. The machine was not quiet" in text
     assert "Beside 2 and 3 busy processes it is reached." in text
     assert "Beside 4 busy processes it is missed." in text
     assert "Beside 4 busy processes it is below the fair share" in text

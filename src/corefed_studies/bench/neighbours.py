@@ -39,6 +39,8 @@ AIM = 2.5
 """A run beside neighbours is to take at most this many times its time alone."""
 ENOUGH_SECONDS = 5.0
 """A measurement ends with the round in which this is reached."""
+QUIET = 0.1
+"""Share of the machine that other programs may use before a measurement; more spoils it."""
 
 
 class NeighboursSetting(NamedTuple):
@@ -85,14 +87,15 @@ def measure_all(setting: NeighboursSetting, console: Console) -> dict[str, Any]:
     """Seconds per round by number of busy processes and way to run, one entry per repetition."""
     cores = machine.usable_cores()
     numbers = [0, *(round(each * cores) for each in setting.per_core)]
-    before = os.getloadavg()[0]
     ways = environments(os.environ, cores)
     seconds: dict[int, dict[str, list[float]]] = {n: {way: [] for way in ways} for n in numbers}
     threads: dict[str, int] = {}
+    others: list[float] = []
     plan = [(n, way) for _ in range(setting.repeats) for way in ways for n in numbers]
     with bars(console=console) as shown:
         for done, (number, way) in enumerate(plan):
             shown.show("measurements", done, len(plan), f"{way}, {number} busy processes")
+            others.append(used_share())
             with busy_processes(number):
                 row = isolated.measure(__name__, way, environment=ways[way])
             seconds[number][way].append(statistics.median(row["seconds"]))
@@ -100,7 +103,7 @@ def measure_all(setting: NeighboursSetting, console: Console) -> dict[str, Any]:
     return {
         "cores": cores,
         "threads": threads,
-        "load before": before,
+        "others": max(others),
         "rows": [
             {
                 "busy": number,
@@ -119,6 +122,24 @@ def environments(environment: Mapping[str, str], cores: int) -> dict[str, dict[s
     bare = {key: value for key, value in environment.items() if key not in ours}
     active = {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": str(cores)}
     return {"corefed": machine.polite(bare), "default": bare, "active": bare | active}
+
+
+def used_share(seconds: float = 1.0) -> float:
+    """Share of the machine's CPU time that is used in this time, while we sleep (Linux)."""
+    begin = _used_and_all()
+    time.sleep(seconds)
+    used, whole = (after - before for after, before in zip(_used_and_all(), begin, strict=True))
+    return used / max(1, whole)
+
+
+def _used_and_all() -> tuple[int, int]:
+    try:
+        first = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
+    except OSError as error:
+        raise UserError(f"bench {NAME} needs Linux: it reads /proc/stat.") from error
+    # user, nice, system, idle, iowait, irq, softirq, steal
+    ticks = [int(word) for word in first.split()[1:9]]
+    return sum(ticks) - sum(ticks[3:5]), sum(ticks)
 
 
 @contextmanager
@@ -154,6 +175,7 @@ def table(study: Mapping[str, Any]) -> pages.Table:
     columns = ["busy processes", "fair share"]
     for heading in COLUMNS.values():
         columns += [f"{heading}, s per round", "times alone"]
+    quiet = "" if study["others"] <= QUIET else " The machine was not quiet: measure again."
     repeats, rows = len(study["rows"][0]["seconds"]["corefed"]), []
     for row in study["rows"]:
         cells = [str(row["busy"]), f"{row['fair']:.1f}"]
@@ -164,8 +186,9 @@ def table(study: Mapping[str, Any]) -> pages.Table:
         "PFedBayes, 10 clients, 784-100-10, 20 steps",
         columns,
         rows,
-        f"Measured on {cores} cores with {threads} threads; repetitions: {repeats}; load of the "
-        f"machine before: {study['load before']:.1f}. {sentences(study['rows'])}",
+        f"Measured on {cores} cores with {threads} threads; repetitions: {repeats}. Before a "
+        f"measurement other programs used at most {study['others']:.0%} of the machine.{quiet} "
+        + sentences(study["rows"]),
     )
 
 
