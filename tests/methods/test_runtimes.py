@@ -353,6 +353,30 @@ def test_loop_and_vmap_agree_on_cuda(row: Row, dtype: torch.dtype) -> None:
 
 @cuda
 @every_method
+def test_graphs_are_the_steps_on_cuda(row: Row) -> None:
+    """A CUDA graph, replayed with other minibatches, noise and clients, in chunks of unequal size."""
+    if not build(row).traits.stackable:
+        pytest.skip("is not compiled: its settings cannot be tensors")
+    data = on("cuda", federation())
+    for chunk in (2, len(SIZES)):
+        compiled = compile_steps(row, "cuda")
+        found = run(build(row), data, chunk=chunk, rounds=row.rounds, compiled=compiled)
+        assert not compiled.steps.given_up
+        assert_same(found, run(build(row), data, chunk=1, rounds=row.rounds), **TIGHT)
+
+
+@cuda
+@pytest.mark.parametrize("name", ["pfedbayes", "coreset-pfedbayes", "fedavg", "per-fedavg"])
+def test_compiled_steps_are_the_steps_on_cuda(name: str) -> None:
+    row = next(p.values[0] for p in ROWS if p.values[0].name == name)
+    data, compiled = on("cuda", federation()), compile_steps(row, "cuda", fuse=True)
+    found = run(build(row), data, rounds=row.rounds, compiled=compiled)
+    assert not compiled.steps.given_up
+    assert_same(found, run(build(row), data, chunk=1, rounds=row.rounds), **TIGHT)
+
+
+@cuda
+@every_method
 def test_cuda_agrees_with_the_cpu_on_the_same_numbers(row: Row) -> None:
     """Both draw the same numbers; exp and log of the two devices differ in their last digits."""
     found = run(build(row), on("cuda", federation()), rounds=row.rounds)

@@ -71,11 +71,16 @@ def batches(
     With `each` > 1 a step gets that many minibatches side by side, of equal width; `parts` splits
     them.
     """
-    index, scale, _ = plan(data, weight, streams, steps, size, each)
-    clients, n = weight.shape
+    return gather(data, plan(data, weight, streams, steps, size, each))
+
+
+def gather(data: ClientData, chosen: Plan) -> Iterator[Batch]:
+    """The minibatches of a plan, step by step."""
+    index, scale, each = chosen
+    clients, n = data.weight.shape
     index = index + (torch.arange(clients, device=index.device) * n).view(-1, 1, 1)
     x, y = data.x.flatten(0, 1), data.y.flatten(0, 1)
-    for r in range(0, steps * each, each):
+    for r in range(0, index.shape[1], each):
         rows = index[:, r : r + each].flatten()
         yield Batch(
             x.index_select(0, rows).unflatten(0, (clients, -1)),

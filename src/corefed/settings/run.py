@@ -126,6 +126,8 @@ class Run:
     """Where to compute: auto, cpu, cuda or cuda:INDEX."""
     runtime: Literal["vmap", "loop"] = "vmap"
     """All clients stacked, as far as memory allows, or one after the other."""
+    compile: Literal["auto", "on", "graph", "off"] = "auto"
+    """Local steps as one compiled program; `graph` replays them on a GPU without compiling."""
     memory_mb: Annotated[PositiveInt, Unit("MB")] = 4096
     """Bound on the memory that stacking clients may take."""
     evaluate_every: Annotated[NotNegativeInt, Unit("rounds")] = 0

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from corefed.base.rng import Streams
 from corefed.base.types import ClientData, Method, Tree, Work
-from corefed.bayes.batches import batches, noises
+from corefed.bayes.batches import Plan, gather, noises, plan
 
 SUBSET = "subset."
 """Prefix of a subset's tensors in a client's private state."""
@@ -48,14 +48,22 @@ def one_by_one(batch: int) -> TakeSteps:
         method: Method, working: Tree, data: ClientData, weight: Tensor, streams: Streams,
         steps: int,
     ) -> tuple[Tree, Tensor]:  # fmt: skip
-        loss = torch.zeros(len(weight), device=weight.device)
-        noise = noises(streams, method.noise, steps)
-        for minibatch in batches(data, weight, streams, steps, batch, method.traits.batches):
-            working, info = method.step(working, minibatch, next(noise))
-            loss += info["loss"]
-        return working, loss
+        chosen = plan(data, weight, streams, steps, batch, method.traits.batches)
+        return step_by_step(method, working, data, chosen, streams)
 
     return take
+
+
+def step_by_step(
+    method: Method, working: Tree, data: ClientData, chosen: Plan, streams: Streams
+) -> tuple[Tree, Tensor]:
+    """The steps of a plan: the working state after them, and the summed losses [C]."""
+    loss = torch.zeros(len(data.weight), device=data.weight.device)
+    noise = noises(streams, method.noise, chosen.at.shape[1] // chosen.each)
+    for minibatch in gather(data, chosen):
+        working, info = method.step(working, minibatch, next(noise))
+        loss += info["loss"]
+    return working, loss
 
 
 def train(

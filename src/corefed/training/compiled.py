@@ -15,6 +15,7 @@ Results are those of the plain steps up to rounding: a row of the contract tests
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from corefed.base import philox
 from corefed.base.rng import Streams
 from corefed.base.types import Batch, ClientData, Method, Tree, Work
 from corefed.bayes.batches import noises, plan
-from corefed.training.client_side import TakeSteps
+from corefed.training.client_side import TakeSteps, step_by_step
 
 Build = Callable[[Mapping[str, Tensor]], Method]
 """From a tensor [C] for each setting that may differ between clients to their method."""
@@ -53,6 +54,7 @@ class Steps:
 
     def __init__(self, device: torch.device, work: Work, *, fuse: bool) -> None:
         self.device, self.work, self.fuse = device, work, fuse
+        self.given_up = False  # the compiler failed: steps are taken one by one
         self._programs: dict[object, _Program] = {}
         self._calls: dict[object, Callable[..., Any]] = {}
         self._lock = threading.Lock()  # one thread compiles, the others wait for it
@@ -69,16 +71,33 @@ class Steps:
         ) -> tuple[Tree, Tensor]:  # fmt: skip
             each = method.traits.batches
             chosen = plan(data, weight, streams, steps, self.work.batch, each)
+            if self.given_up:
+                return step_by_step(method, working, data, chosen, streams)
             width = min(self.work.batch, -(-chosen.at.shape[-1] // WIDTH) * WIDTH)
             padding = (0, max(0, width - chosen.at.shape[-1]))
             at, scale = pad(chosen.at, padding), pad(chosen.scale, padding)
             example = Example(working, data, at.shape[-1] * each, method.noise, everyone)
-            program = self._program(settings, example)
+            try:
+                program = self._program(settings, example)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # of the compiler, which meets any user's network here
+                self._give_up(error)
+                return step_by_step(method, working, data, chosen, streams)
             program.load(settings, working, data, tuple(rows))
             program.run(at, scale, streams, steps)
             return dict(program.working), program.loss
 
         return take
+
+    def _give_up(self, error: Exception) -> None:
+        reason = str(error).strip().splitlines()
+        print(
+            "note: local steps could not be compiled and are taken one by one: "
+            f"{type(error).__name__}{f' ({reason[0]})' if reason else ''}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        self.given_up = True
 
     def _program(self, settings: Settings, example: Example) -> _Program:
         shapes = tuple((name, value.shape, value.dtype) for name, value in example.working.items())

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -26,7 +26,11 @@ from corefed.models.network import PIXELS, STANDARDISED, Model, mlp
 from corefed.models.own import Factory
 from corefed.settings.config import check_cohort
 from corefed.settings.run import MEMORY, OWN, Experiment, Run
-from corefed.training import local, variants
+from corefed.training import compiling, local, variants
+from corefed.training.compiled import Steps
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class Setup(NamedTuple):
@@ -119,6 +123,11 @@ def prepare(
         print(f"note: {note}", file=sys.stderr, flush=True)
     data = data._replace(notes=(*data.notes, *model.notes))
     method = registry.build(run.method, experiment.settings, model)
+    how, note = compiling.decide(run, stackable=method.traits.stackable)
+    if note:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    run = dataclasses.replace(run, compile=how)
+    experiment = dataclasses.replace(experiment, run=run)
     servers = [
         {k: v.to(device) for k, v in method.init_server(Streams([Who(seed, SERVER)], 0)).items()}
         for seed in run.seeds
@@ -127,9 +136,26 @@ def prepare(
     work = Work(run.local_steps, run.batch_size)
     at = variants.methods(run, [experiment.settings], model, device)
     trained = local.LocalClients(
-        method, data.train, run.seeds, servers, work, chunk, method_at=lambda t, runs: at(t, (0,))
-    )
+        method, data.train, run.seeds, servers, work, chunk,
+        method_at=lambda t, runs: at(t, (0,)),
+        compiled=compiled_steps(run, [experiment.settings], model),
+    )  # fmt: skip
     return Setup(experiment, data, model, method, trained, servers)
+
+
+def compiled_steps(
+    run: Run, many: Sequence[DataclassInstance], model: Model
+) -> local.Compiled | None:
+    """Steps of runs with these settings as compiled programs; None: one by one."""
+    if run.compile not in ("on", "graph"):
+        return None
+    at = variants.step_settings(run, many, model)
+    if len(many) == 1:
+        settings = at
+        at = lambda t, runs: settings(t, [0] * len(runs))  # noqa: E731
+    work = Work(run.local_steps, run.batch_size)
+    steps = Steps(torch.device(run.device), work, fuse=run.compile == "on")
+    return local.Compiled(steps, at)
 
 
 def stacked_clients(

@@ -25,7 +25,7 @@ from corefed.data.preparation import TargetUnit
 from corefed.methods import registry
 from corefed.training import client_side, local, variants
 from corefed.training.evaluate import Evaluation, evaluate
-from corefed.training.setup import Setup, stacked_clients
+from corefed.training.setup import Setup, compiled_steps, stacked_clients
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -54,6 +54,7 @@ class Together:
             Work(run.local_steps, run.batch_size),
             self._chunk(),
             method_at=self._method_at(),
+            compiled=self._compiled(),
         )
         self.examples = torch.zeros(len(settings), dtype=torch.int64)  # gradient passes
 
@@ -124,6 +125,7 @@ class Together:
         }
         self.clients.chunk = self._chunk()
         self.clients.method_at = self._method_at()
+        self.clients.compiled = self._compiled()
         self.examples = self.examples[list(chosen)]
 
     def park(self) -> None:
@@ -145,6 +147,13 @@ class Together:
             setup.experiment.run, setup.model, setup.method, self.servers[0], setup.data.train,
             len(self.settings),
         )  # fmt: skip
+
+    def _compiled(self) -> local.Compiled | None:
+        run, seeds = self.setup.experiment.run, len(self.seeds)
+        found = compiled_steps(run, self.settings, self.setup.model)
+        if found is None or len(self.settings) == 1:
+            return found
+        return found._replace(at=lambda t, runs: found.at(t, [r // seeds for r in runs]))
 
     def _method_at(self) -> variants.MethodAt:
         run, seeds = self.setup.experiment.run, len(self.seeds)

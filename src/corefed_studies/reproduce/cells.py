@@ -62,7 +62,7 @@ GPU_JOBS = 4
 CPU_JOBS = 8
 """More processes than that would want tens of gigabytes: each holds data and clients of its own."""
 
-ELSEWHERE = frozenset({"device", "memory_mb", "runtime"})
+ELSEWHERE = frozenset({"device", "memory_mb", "runtime", "compile"})
 """Settings that may differ between the machine that trained a cell and the one that reads it."""
 
 
