@@ -354,7 +354,7 @@ def test_loop_and_vmap_agree_on_cuda(row: Row, dtype: torch.dtype) -> None:
 @cuda
 @every_method
 def test_graphs_are_the_steps_on_cuda(row: Row) -> None:
-    """A CUDA graph, replayed with other minibatches, noise and clients, in chunks of unequal size."""
+    """A graph, replayed with other minibatches, noise and clients, in chunks of unequal size."""
     if not build(row).traits.stackable:
         pytest.skip("is not compiled: its settings cannot be tensors")
     data = on("cuda", federation())

@@ -198,7 +198,7 @@ class _Program:
         if self.graph is None:
             noise = noises(streams, self.noise_shape, steps)
             for _ in range(steps):
-                self.noise = next(noise)
+                self.noise = next(noise).contiguous()
                 self._advance()
             return
         for own, value in zip(self.at, streams.places("theta", 1), strict=True):
@@ -221,7 +221,7 @@ class _Program:
         def body(
             settings: Sequence[Tensor], working: Sequence[Tensor], x: Tensor, y: Tensor,
             index: Tensor, scale: Tensor, step: Tensor, noise: Tensor, loss: Tensor,
-        ) -> None:  # fmt: skip
+        ) -> tuple[Tensor]:  # fmt: skip
             method = build(dict(zip(self.settings, settings, strict=True)))
             rows = index.index_select(0, step).flatten()
             batch = Batch(
@@ -236,6 +236,7 @@ class _Program:
                     value.copy_(after[name])
             loss.add_(info["loss"])
             step.add_(1)
+            return (info["loss"],)
 
         def copies() -> list[Any]:
             return [
@@ -247,7 +248,12 @@ class _Program:
 
         body(*copies())  # fills caches (a network's scale on this device) that are constants then
         traced = make_fx(body, tracing_mode="real")(*copies())
-        return torch.compile(traced, dynamic=False, fullgraph=True) if fuse else traced
+        if not fuse:
+            return traced
+        from torch import _inductor  # the compiler behind torch.compile, which takes such a graph
+
+        compiled: Callable[..., Any] = _inductor.compile(traced, copies())
+        return compiled
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         """The draw of the noise and a step, as one CUDA graph."""
