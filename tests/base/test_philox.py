@@ -98,5 +98,7 @@ def test_a_gpu_has_the_numbers_of_the_cpu(size, triton, monkeypatch):
         here = philox.normals(PLACES, 2, size, torch.device("cpu"), first)
         there = philox.normals(PLACES, 2, size, device, first).cpu()
         assert torch.allclose(here, there, rtol=1e-4, atol=2e-5)
-    words = [philox.words(PLACES, 2, 9, torch.device(name)).cpu() for name in ("cpu", "cuda")]
-    assert torch.equal(*words)
+    for calls, blocks, skip in ((2, 9, 0), (1, 300, 5)):
+        at = (PLACES, calls, blocks)
+        words = [philox.words(*at, torch.device(name), skip).cpu() for name in ("cpu", "cuda")]
+        assert torch.equal(*words)

@@ -91,6 +91,10 @@ def words(at: Places, calls: int, blocks: int, device: torch.device, skip: int =
     """[C, calls, 4 blocks] int64 of random bits, after the first `skip` blocks of each call."""
     if device.type == "cpu":
         return _by_numpy(at, calls, blocks, skip)
+    if device.type == "cuda" and has_triton():
+        from corefed.base import philox_cuda  # needs Triton
+
+        return philox_cuda.words(at, calls, blocks, device, skip)
     return _by_tensors(Places(*(value.to(device) for value in at)), calls, blocks, skip)
 
 

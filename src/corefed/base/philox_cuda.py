@@ -1,8 +1,8 @@
-"""Philox 4x64-10 and Box-Muller as one Triton kernel: `philox.normals` on a GPU.
+"""Philox 4x64-10 as Triton kernels: `philox.normals` and `philox.words` on a GPU.
 
-A program makes `BLOCKS` blocks of radii and as many of angles, and writes their cosines and sines.
-Everything that a draw depends on is read from device memory, so that a CUDA graph can be replayed
-with other keys and calls.
+A program of the first makes `BLOCKS` blocks of radii and as many of angles, and writes their
+cosines and sines. Everything that a draw depends on is read from device memory, so that a CUDA
+graph can be replayed with other keys and calls.
 """
 
 from __future__ import annotations
@@ -32,6 +32,34 @@ def fill(out: Tensor, key: Tensor, place: Tensor, call: Tensor, first: Tensor) -
     half_blocks = half_length(size) // PER_BLOCK
     grid = (clients * count, triton.cdiv(half_blocks, BLOCKS))
     _fill[grid](out, key, place, call, first, count, size, half_blocks, blocks=BLOCKS)
+
+
+def words(at: Places, calls: int, blocks: int, device: torch.device, skip: int) -> Tensor:
+    out = torch.empty(len(at.key), calls, 4 * blocks, dtype=torch.int64, device=device)
+    if out.numel():
+        key, place, call = (value.to(device, non_blocking=True) for value in at)
+        grid = (len(at.key) * calls, triton.cdiv(blocks, BLOCKS))
+        _words[grid](out, key, place, call, calls, blocks, skip, width=BLOCKS)
+    return out
+
+
+@triton.jit
+def _words(out, key, place, call, calls, blocks, skip, width: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    client = row // calls
+    k = tl.load(key + client).to(tl.uint64)
+    where = tl.load(place + client).to(tl.uint64)
+    number = (tl.load(call + client) + row % calls).to(tl.uint64)
+    column = tl.program_id(1).to(tl.int64) * width + tl.arange(0, width)
+    block = (column + skip + 1).to(tl.uint64)
+    zero = block * 0
+    a, b, c, d = tl.philox(k, block, zero + number, zero + where, zero)
+    start = out + row * 4 * blocks + 4 * column
+    inside = column < blocks
+    tl.store(start, a.to(tl.int64, bitcast=True), mask=inside)
+    tl.store(start + 1, b.to(tl.int64, bitcast=True), mask=inside)
+    tl.store(start + 2, c.to(tl.int64, bitcast=True), mask=inside)
+    tl.store(start + 3, d.to(tl.int64, bitcast=True), mask=inside)
 
 
 @triton.jit

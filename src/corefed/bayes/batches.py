@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,7 +25,13 @@ class Plan(NamedTuple):
 
 
 def plan(
-    data: ClientData, weight: Tensor, streams: Streams, steps: int, size: int, each: int = 1
+    data: ClientData,
+    weight: Tensor,
+    streams: Streams,
+    steps: int,
+    size: int,
+    each: int = 1,
+    points: Sequence[int] | None = None,
 ) -> Plan:
     """Minibatches of each client's support {j : w_j > 0}, in shuffled epochs.
 
@@ -34,33 +40,39 @@ def plan(
     (1/n) sum_j w_j nll_j, with m the support's size and n the client's number of points.
 
     The order of an epoch is that of random words, one per point of the support. A call is an
-    epoch, so a client's orders depend neither on padding nor on other clients.
+    epoch, so a client's orders depend neither on padding nor on other clients. `points`, the sizes
+    of the supports, save a question to the device where they are known.
     """
-    count = steps * each
-    m, n = (weight > 0).sum(-1), data.size.clamp_min(1)
-    sizes = m.tolist()  # on the host: shapes depend on them
-    width, longest = max(1, min(size, max(sizes))), max(1, *sizes)
-    support = (weight > 0).to(torch.int8).argsort(stable=True, descending=True)[:, :longest]
-    real = torch.arange(longest, device=weight.device) < m.unsqueeze(-1)
-    large = [points for points in sizes if points > size]
-    if large:
-        epochs = -(-count * size // min(large))
-        words = streams.words("batch", longest, calls=epochs, counted=count)
-        words = words.masked_fill_(~real.unsqueeze(1), torch.iinfo(torch.int64).max)
-        order = words.argsort(stable=True)  # [C, epochs, longest]
-        place = torch.arange(count * width, device=weight.device)
-        whole = (m <= size).unsqueeze(-1)
-        epoch = torch.where(whole, 0, place // m.clamp_min(1).unsqueeze(-1))
-        within = place % m.clamp_min(1).unsqueeze(-1)
-        shuffled = order.flatten(1).gather(1, epoch * longest + within).view(-1, count, width)
-        plain = torch.arange(width, device=weight.device).expand(len(m), count, width)
-        chosen = torch.where(whole.unsqueeze(-1), plain, shuffled)
-    else:
-        chosen = torch.arange(width, device=weight.device).expand(len(m), count, width)
-    index = support.gather(1, chosen.flatten(1)).view_as(chosen)
-    share = torch.where(m > size, m / size, 1.0) / n
-    scale = weight.gather(1, index.flatten(1)).view_as(chosen) * share.view(-1, 1, 1)  # 0 outside
-    return Plan(index, scale, each)
+    count, device = steps * each, weight.device
+    m = (weight > 0).sum(-1)
+    sizes = m.tolist() if points is None else points  # shapes depend on them
+    longest = max(1, *sizes)
+    width = min(size, longest)
+    order = None
+    if longest > size:
+        epochs = -(-count * size // min(one for one in sizes if one > size))
+        order = _epochs(m, longest, epochs, count, size, streams)
+    plain = torch.arange(width, device=device).expand(len(m), count, width)
+    at = plain if order is None else torch.where((m > size).view(-1, 1, 1), order, plain)
+    if weight is not data.weight:  # a part of the points: the first of its support, the second, ..
+        first = (weight > 0).to(torch.int8).argsort(stable=True, descending=True)[:, :longest]
+        at = first.gather(1, at.flatten(1)).view_as(at)
+    share = torch.where(m > size, m / size, 1.0) / data.size.clamp_min(1)
+    scale = weight.gather(1, at.flatten(1)).view_as(at) * share.view(-1, 1, 1)  # 0 outside
+    return Plan(at, scale, each)
+
+
+def _epochs(
+    m: Tensor, longest: int, epochs: int, count: int, size: int, streams: Streams
+) -> Tensor:
+    """[C, count, size] places among m points per client, shuffled epoch after epoch."""
+    words = streams.words("batch", longest, calls=epochs, counted=count)
+    real = torch.arange(longest, device=m.device) < m.unsqueeze(-1)
+    words = words.masked_fill(~real.unsqueeze(1), torch.iinfo(torch.int64).max)
+    order = words.argsort(stable=True).flatten(1)  # [C, epochs longest]
+    place, of = torch.arange(count * size, device=m.device), m.clamp_min(1).unsqueeze(-1)
+    epoch = (place // of).clamp_max(epochs - 1)  # more only where the result is not used
+    return order.gather(1, epoch * longest + place % of).view(len(m), count, size)
 
 
 def batches(

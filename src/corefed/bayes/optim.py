@@ -9,6 +9,7 @@ A learning rate is a float, or a tensor [C] where runs with different rates are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -50,8 +51,11 @@ def adam(learning_rate: float | Tensor, scale: Tensor | None = None) -> Optimize
                 torch.lerp(before, p, scale, out=p)
             return
         step.add_(1)
-        correction_2 = (1 - BETA_2**step).sqrt()
-        rate = learning_rate * correction_2 / (1 - BETA_1**step)
+        # 1 - beta^step by expm1, which is exact in single precision; a compiler may well compute it
+        # again for every weight, where double precision would take longer than all the rest.
+        steps = step.to(p.dtype)
+        correction_2 = torch.expm1(steps * math.log(BETA_2)).neg_().sqrt_()
+        rate = learning_rate * correction_2 / torch.expm1(steps * math.log(BETA_1)).neg_()
         m.lerp_(gradient, 1 - BETA_1)
         v.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
         # m / (sqrt(v / c2^2) + eps) / c1  =  (c2 / c1) m / (sqrt(v) + c2 eps)

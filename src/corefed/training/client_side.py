@@ -37,18 +37,26 @@ def start(method: Method, broadcast: Tree, data: ClientData) -> Tree:
     return {**own, **_named(method.subset.init(own, data))}
 
 
-TakeSteps = Callable[[Method, Tree, ClientData, Tensor, Streams, int], tuple[Tree, Tensor]]
-"""(method, working, data, weight, streams, steps) -> (working, summed losses [C])."""
+class Points(NamedTuple):
+    """What C clients train on until their subsets are next selected."""
+
+    data: ClientData  # all points
+    weight: Tensor  # [C, n]; 0 leaves a point out
+    sizes: Sequence[int]  # how many points of each client have a weight
+
+
+TakeSteps = Callable[[Method, Tree, Points, Streams, int], tuple[Tree, Tensor]]
+"""(method, working, points, streams, steps) -> (working, summed losses [C])."""
 
 
 def one_by_one(batch: int) -> TakeSteps:
     """Local steps as the method writes them, on minibatches of this size."""
 
     def take(
-        method: Method, working: Tree, data: ClientData, weight: Tensor, streams: Streams,
-        steps: int,
-    ) -> tuple[Tree, Tensor]:  # fmt: skip
-        chosen = plan(data, weight, streams, steps, batch, method.traits.batches)
+        method: Method, working: Tree, points: Points, streams: Streams, steps: int
+    ) -> tuple[Tree, Tensor]:
+        data, weight, sizes = points
+        chosen = plan(data, weight, streams, steps, batch, method.traits.batches, sizes)
         return step_by_step(method, working, data, chosen, streams)
 
     return take
@@ -74,10 +82,12 @@ def train(
     streams: Streams,
     work: Work,
     take_steps: TakeSteps | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> Trained:
     """One round of C clients: begin, (select, steps) until R steps are done, end.
 
-    `take_steps` is how steps are taken; one by one where it is not given.
+    `take_steps` is how steps are taken; one by one where it is not given. `sizes` are the clients'
+    numbers of points, where they are known: reading them from a GPU takes time.
     """
     take_steps = take_steps or one_by_one(work.batch)
     own, state = _own(private), {name: v.clone() for name, v in _state(private).items()}
@@ -85,6 +95,7 @@ def train(
     working = method.begin(broadcast, own, data, streams)
     segment = work.steps if subset is None else subset.every or work.steps
     loss = torch.zeros(len(data.weight), device=data.weight.device)
+    sizes = data.size.tolist() if sizes is None else sizes
     examples = torch.zeros(len(data.weight), dtype=torch.int64)
     done = 0
     while done < work.steps:
@@ -92,12 +103,12 @@ def train(
         if subset is not None:
             state = subset.select(state, working, data, streams, work)
             weight = subset.weights(state)
-        working, summed = take_steps(method, working, data, weight, streams, steps)
+            sizes = (weight > 0).sum(-1).tolist()
+        working, summed = take_steps(method, working, Points(data, weight, sizes), streams, steps)
         loss += summed
         if subset is not None:
             state = subset.after(state, steps)
-        points = (weight > 0).sum(-1).cpu().clamp_max(work.batch)
-        examples += steps * method.traits.passes * points
+        examples += steps * method.traits.passes * torch.tensor(sizes).clamp_max(work.batch)
         done += steps
     message, changed = method.end(broadcast, working)
     private = {**own, **changed, **_named(state)}

@@ -29,7 +29,7 @@ from corefed.base import philox
 from corefed.base.rng import Streams
 from corefed.base.types import Batch, ClientData, Method, Tree, Work
 from corefed.bayes.batches import noises, plan
-from corefed.training.client_side import TakeSteps, step_by_step
+from corefed.training.client_side import Points, TakeSteps, step_by_step
 
 Build = Callable[[Mapping[str, Tensor]], Method]
 """From a tensor [C] for each setting that may differ between clients to their method."""
@@ -66,11 +66,11 @@ class Steps:
         """
 
         def take(
-            method: Method, working: Tree, data: ClientData, weight: Tensor, streams: Streams,
-            steps: int,
-        ) -> tuple[Tree, Tensor]:  # fmt: skip
+            method: Method, working: Tree, points: Points, streams: Streams, steps: int
+        ) -> tuple[Tree, Tensor]:
+            data, weight, sizes = points
             each = method.traits.batches
-            chosen = plan(data, weight, streams, steps, self.work.batch, each)
+            chosen = plan(data, weight, streams, steps, self.work.batch, each, sizes)
             if self.given_up:
                 return step_by_step(method, working, data, chosen, streams)
             width = min(self.work.batch, -(-chosen.at.shape[-1] // WIDTH) * WIDTH)

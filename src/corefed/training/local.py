@@ -51,6 +51,7 @@ class LocalClients:
         self.who = [Who(seed, i) for seed in seeds for i in range(self.per_run)]
         self.chunk = max(1, chunk)
         self.sizes = data.size
+        self.points: list[int] = self.sizes.tolist()
         rows = list(range(len(self.who)))
         self.private = client_side.start(method, self.broadcast(servers, rows), data)
 
@@ -69,6 +70,7 @@ class LocalClients:
                 self.streams(chunk, round_),
                 self.work,
                 self._steps(chunk, round_),
+                [self.points[row] for row in chunk],
             )
             _put(self.private, chunk, trained.private)
             if self.compiled is None or len(chunks) == 1:

@@ -118,6 +118,7 @@ class Together:
         self.servers = [self.servers[r] for r in runs]
         self.clients.data = _repeat(self.setup.data.train, len(chosen))
         self.clients.sizes = self.clients.data.size
+        self.clients.points = self.clients.sizes.tolist()
         self.clients.who = [self.clients.who[int(row)] for row in rows]
         private = self.clients.private
         self.clients.private = {
