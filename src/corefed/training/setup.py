@@ -26,7 +26,8 @@ from corefed.models.network import PIXELS, STANDARDISED, Model, mlp
 from corefed.models.own import Factory
 from corefed.settings.config import check_cohort
 from corefed.settings.run import MEMORY, OWN, Experiment, Run
-from corefed.training import local, variants
+from corefed.training import local, others, storing, variants
+from corefed.training.store import Start, Store
 
 
 class Setup(NamedTuple):
@@ -95,10 +96,13 @@ def prepare(
     experiment: Experiment,
     data: FederatedData | None = None,
     factory: Factory | None = None,
+    *,
+    folder: Path | None = None,
 ) -> Setup:
     """Load, check and split the data; build model, method and clients. Writes nothing.
 
-    `data` and `factory`, if given, replace the data and the network that the run names.
+    `data` and `factory`, if given, replace the data and the network that the run names. `folder`
+    is where the run will be recorded.
     """
     experiment = concrete(experiment)
     run = experiment.run
@@ -115,9 +119,6 @@ def prepare(
         experiment = dataclasses.replace(experiment, run=run)
     data = data.to(device)
     model = network(run, data.train.x.shape[2:], data.classes, data.targets, factory)
-    for note in model.notes:
-        print(f"note: {note}", file=sys.stderr, flush=True)
-    data = data._replace(notes=(*data.notes, *model.notes))
     method = registry.build(run.method, experiment.settings, model)
     servers = [
         {k: v.to(device) for k, v in method.init_server(Streams([Who(seed, SERVER)], 0)).items()}
@@ -126,9 +127,20 @@ def prepare(
     chunk = stacked_clients(run, model, method, servers[0], data.train)
     work = Work(run.local_steps, run.batch_size)
     at = variants.methods(run, [experiment.settings], model, device)
+    said = [*model.notes, *others.note(method, clients)]
+
+    def choose(start: Start, total: int) -> Store:
+        store, note = storing.choose(run, start, total, folder)
+        said.extend([note] if note else [])
+        return store
+
     trained = local.LocalClients(
-        method, data.train, run.seeds, servers, work, chunk, method_at=lambda t, runs: at(t, (0,))
-    )
+        method, data.train, run.seeds, servers, work, chunk,
+        method_at=lambda t, runs: at(t, (0,)), choose=choose,
+    )  # fmt: skip
+    for note in said:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    data = data._replace(notes=(*data.notes, *said))
     return Setup(experiment, data, model, method, trained, servers)
 
 
