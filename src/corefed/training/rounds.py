@@ -16,7 +16,7 @@ from corefed.data.clients import FederatedData
 from corefed.models.own import Factory
 from corefed.settings.config import to_dict
 from corefed.settings.run import Experiment, Run
-from corefed.training import calibration, checkpoint, client_side, cost, fitted, record, sampling
+from corefed.training import calibration, checkpoint, client_side, cost, record, sampling, saving
 from corefed.training.evaluate import Evaluation, evaluate, means_of
 from corefed.training.loop import Answer, Line, run_rounds, size_of
 from corefed.training.setup import Setup, Trees, prepare
@@ -72,7 +72,7 @@ def train(
         began -= sum(line["seconds"] + line.get("evaluate_seconds", 0.0) for line in lines)
     elif folder is not None:
         folder.create(setup.experiment)
-        folder.keep(lambda path: fitted.keep_data(path, setup.data))
+        folder.keep(lambda path: saving.keep_data(path, setup.data))
 
     def keep(line: Line, servers: list[Tree], last: bool) -> None:
         if folder is not None:
@@ -90,7 +90,7 @@ def train(
     temperature = calibration.stored(calibration.read(told)) if told else None
     if folder is not None and finished and run.checkpoint_every:
         trees = setup.trees(servers, temperature)
-        folder.keep(lambda path: fitted.keep_models(path, trees))
+        folder.keep(lambda path: saving.keep_models(path, trees))
     about = {**record.environment(run.device), "notes": list(setup.data.notes)}
     summary = record.summarise(values, lines, about)
     points = int(setup.data.train.size.sum())

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from corefed.base.device import device_for
 from corefed.base.errors import UserError
@@ -29,6 +30,9 @@ from corefed.settings.run import MEMORY, OWN, Experiment, Run
 from corefed.training import local, others, storing, variants
 from corefed.training.store import Start, Store
 
+WHOLE = 1 << 30
+"""Bytes of all clients' state above which only clients that took part are saved."""
+
 
 class Setup(NamedTuple):
     """A run before its first round. Row g N + i of the data is client i of the g-th seed."""
@@ -42,9 +46,11 @@ class Setup(NamedTuple):
 
     def trees(self, servers: list[Tree], temperature: Tree | None = None) -> Trees:
         """The current state, to be saved."""
+        clients, touched = self.clients, self.clients.store.touched
+        large = clients.store.layout.content * len(touched) > WHOLE
         return Trees(
-            self.experiment.run, self.data, self.method, servers, self.clients.private,
-            self.clients.chunk, temperature,
+            self.experiment.run, self.data, self.method, servers, clients.take,
+            clients.chunk, temperature, touched if large and not bool(touched.all()) else None,
         )  # fmt: skip
 
 
@@ -55,9 +61,10 @@ class Trees(NamedTuple):
     data: FederatedData
     method: Method
     servers: list[Tree]  # one per seed
-    private: Tree  # [G N, ...] row g N + i is client i of the g-th seed
+    take: Callable[[Sequence[int]], Tree]  # rows -> private state; g N + i is client i of seed g
     chunk: int = 1  # clients per pass when models are made
     temperature: Tree | None = None  # what `calibration.stored` gives; None: not calibrated
+    touched: Tensor | None = None  # [G N] bool: the clients to keep, which took part; None: all
 
 
 def concrete(experiment: Experiment) -> Experiment:

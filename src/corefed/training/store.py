@@ -227,7 +227,7 @@ class InFile(_Records):
         pin = self._device.type == "cuda"  # copied to the device in one go
         records = torch.empty(len(rows), self.layout.size, dtype=torch.uint8, pin_memory=pin)
         for first, last in _neighbours(rows):
-            view = memoryview(records[first:last].numpy()).cast("B")
+            view = _bytes(records[first:last])
             place = rows[first] * self.layout.size
             while view:
                 done = os.preadv(self._file, [view], place)
@@ -239,7 +239,7 @@ class InFile(_Records):
     def _write(self, rows: list[int], records: Tensor) -> None:
         try:
             for first, last in _neighbours(rows):
-                view = memoryview(records[first:last].numpy()).cast("B")
+                view = _bytes(records[first:last])
                 place = rows[first] * self.layout.size
                 while view:
                     done = os.pwrite(self._file, view, place)
@@ -263,6 +263,11 @@ def _neighbours(rows: list[int]) -> Iterator[tuple[int, int]]:
     """(first, last) of the stretches in which rows follow one another."""
     breaks = [i for i in range(1, len(rows)) if rows[i] != rows[i - 1] + 1]
     yield from pairwise([0, *breaks, len(rows)])
+
+
+def _bytes(records: Tensor) -> memoryview:
+    """The memory of records that follow one another."""
+    return memoryview(records.numpy().data).cast("B")
 
 
 def _aligned(size: int) -> int:
