@@ -25,8 +25,3 @@ def _draw(seed: int, clients: int, size: int) -> Sequence[int]:
     generator = rng.generator(seed, 0, rng.SERVER, "evaluated clients")
     chosen: list[int] = torch.randperm(clients, generator=generator)[:size].sort().values.tolist()
     return chosen
-
-
-def words(evaluated: int, clients: int) -> str:
-    """For readers of a result that is of a sample of the clients."""
-    return f"evaluated on {evaluated:,} of {clients:,} clients"
