@@ -96,12 +96,13 @@ class Layout(NamedTuple):
                 raise ValueError(
                     f"{name} has shape {tuple(value.shape)}, not {(count, *part.shape)}"
                 )
-            flat = value.reshape(count, -1).contiguous()
-            records[:, part.start : part.stop] = flat.view(torch.uint8)
+            if value.numel():
+                here = records[:, part.start : part.stop].view(part.dtype)
+                here.copy_(value.reshape(count, -1))
         return records
 
     def unpack(self, records: Tensor, device: torch.device) -> Tree:
-        """The inverse, on the device; what it returns does not share memory with `records`."""
+        """The inverse, on the device; it may share memory with `records`."""
         here = records.to(device)
         return {
             name: here[:, part.start : part.stop]
