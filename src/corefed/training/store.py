@@ -88,10 +88,11 @@ class Layout(NamedTuple):
         return cls(parts, max(ALIGNMENT, end))
 
     def pack(self, tree: Tree, count: int) -> Tensor:
-        """[count, size] bytes, on the host."""
-        records = torch.zeros(count, self.size, dtype=torch.uint8)
+        """[count, size] bytes on the host, put together on the device and copied once."""
+        device = next((value.device for value in tree.values()), torch.device("cpu"))
+        records = torch.zeros(count, self.size, dtype=torch.uint8, device=device)
         for name, part in self.parts.items():
-            value = tree[name].detach().to("cpu", part.dtype)
+            value = tree[name].detach().to(device, part.dtype)
             if value.shape != (count, *part.shape):
                 raise ValueError(
                     f"{name} has shape {tuple(value.shape)}, not {(count, *part.shape)}"
@@ -99,7 +100,10 @@ class Layout(NamedTuple):
             if value.numel():
                 here = records[:, part.start : part.stop].view(part.dtype)
                 here.copy_(value.reshape(count, -1))
-        return records
+        if device.type != "cuda":
+            return records
+        host = torch.empty(records.shape, dtype=torch.uint8, pin_memory=True)
+        return host.copy_(records)
 
     def unpack(self, records: Tensor, device: torch.device) -> Tree:
         """The inverse, on the device; it may share memory with `records`."""
