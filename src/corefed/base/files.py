@@ -21,8 +21,12 @@ def replace(target: Path, content: bytes, mode: int = 0o666) -> None:
     replace_all(target.parent, [(target.name, content)], mode)
 
 
-def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]], mode: int = 0o666) -> None:
+def replace_all(
+    folder: Path, contents: Iterable[tuple[str, bytes | Iterable[bytes]]], mode: int = 0o666
+) -> None:
     """Write files, given as pairs of name and content, which may come from a generator.
+
+    A content may itself come in pieces.
 
     All temporary files are on the disk before the first is renamed, so a full disk changes nothing.
     """
@@ -32,7 +36,9 @@ def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]], mode: int =
             temporary[name] = folder / f".{name}{TEMPORARY}"
             handle = os.open(temporary[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
             try:
-                write(handle, content)
+                for piece in [content] if isinstance(content, bytes) else content:
+                    _write(handle, piece)
+                os.fsync(handle)
             finally:
                 os.close(handle)
         for name, path in temporary.items():
@@ -47,10 +53,14 @@ def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]], mode: int =
 
 def write(handle: int, content: bytes) -> None:
     """Write all of `content`, then fsync."""
+    _write(handle, content)
+    os.fsync(handle)
+
+
+def _write(handle: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(handle, view) :]
-    os.fsync(handle)
 
 
 def flush(folder: Path) -> None:

@@ -130,8 +130,15 @@ class Run:
     """Local steps as one compiled program; `graph` replays them on a GPU without compiling."""
     memory_mb: Annotated[PositiveInt, Unit("MB")] = 4096
     """Bound on the memory that stacking clients may take."""
+    client_state: Literal["auto", "device", "host", "file"] = "auto"
+    """Where clients keep their state between rounds: stacked on the device, or only of those that
+    took part, in the machine's memory or in a file. auto is the device, unless the state exceeds
+    half of its free memory, or memory_mb in a run with small cohorts; then it is a file."""
     evaluate_every: Annotated[NotNegativeInt, Unit("rounds")] = 0
     """Rounds between evaluations; 0 makes about ten. The last round is always evaluated."""
+    evaluate_clients: NotNegativeInt = 0
+    """Clients that are evaluated, drawn once per seed; 0 takes all. Temperatures of the others are
+    those of all evaluated clients together."""
     evaluate_draws: PositiveInt = 10
     """Draws of the weights that a prediction averages over."""
     checkpoint_every: Annotated[NotNegativeInt, Unit("rounds")] = 1

@@ -141,7 +141,9 @@ def capacity(setup: Setup) -> int:
     data = size_of(setup.data.train._asdict())
     if setup.data.validation is not None:
         data += size_of(setup.data.validation._asdict())
-    state = size_of(setup.clients.private) + sum(map(size_of, setup.servers))
+    state = setup.clients.store.layout.content * len(setup.clients.who) + sum(
+        map(size_of, setup.servers)
+    )
     bound = setup.experiment.run.memory_mb * 2**20
     return max(1, bound // (data + 2 * state))  # dropping candidates copies the state
 

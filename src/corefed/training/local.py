@@ -15,8 +15,10 @@ from torch import Tensor
 
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData, Method, Tree, Update, Work
-from corefed.training import client_side, threads
+from corefed.training import client_side, storing, threads
 from corefed.training.compiled import Steps
+from corefed.training.store import OnDevice, Store
+from corefed.training.storing import Choose
 from corefed.training.variants import MethodAt, SettingsAt
 
 
@@ -27,11 +29,14 @@ class Compiled(NamedTuple):
     at: SettingsAt
 
 
+_COST = "selection cost"  # beside the names of a report
+
+
 class LocalClients:
     """All clients of one or several runs (seeds) on one device.
 
-    Row g N + i is client i of run g. State is stacked, so that a full cohort in one chunk is not
-    copied.
+    Row g N + i is client i of run g. Their private state is in `store`, by default stacked on the
+    device, so that a full cohort in one chunk is not copied.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class LocalClients:
         chunk: int,
         method_at: MethodAt | None = None,
         compiled: Compiled | None = None,
+        choose: Choose = storing.on_device,
     ) -> None:
         self.method, self.data, self.work = method, data, work
         self.method_at, self.compiled = method_at, compiled
@@ -52,8 +58,14 @@ class LocalClients:
         self.chunk = max(1, chunk)
         self.sizes = data.size
         self.points: list[int] = self.sizes.tolist()
-        rows = list(range(len(self.who)))
-        self.private = client_side.start(method, self.broadcast(servers, rows), data)
+        first, per_run = list(servers), self.per_run
+
+        def start(rows: Sequence[int]) -> Tree:
+            sent = client_side.broadcast(first, rows, per_run)
+            return client_side.start(method, sent, data.of(rows))
+
+        self.store: Store = choose(start, len(self.who))
+        self._numbers: Tree | None = None  # of all clients, where their state is not in memory
 
     def train(
         self, round_: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]
@@ -65,19 +77,21 @@ class LocalClients:
             trained = client_side.train(
                 self.method_of(chunk, round_),
                 self.broadcast(servers, chunk),
-                _take(self.private, chunk),
-                ClientData(*_take(self.data._asdict(), chunk).values()),
+                self.take(chunk),
+                self.data.of(chunk),
                 self.streams(chunk, round_),
                 self.work,
                 self._steps(chunk, round_),
                 [self.points[row] for row in chunk],
             )
-            _put(self.private, chunk, trained.private)
+            self.put(chunk, trained.private)
             if self.compiled is None or len(chunks) == 1:
                 return trained
             # The program's own tensors, which the next chunk overwrites.
             return trained._replace(message={k: v.clone() for k, v in trained.message.items()})
 
+        if self.store.whole is None:
+            self._all_numbers()  # threads only change their own rows of them
         size, at_once = self._split(len(rows), servers[0])
         chunks = [rows[first : first + size] for first in range(0, len(rows), size)]
         parts = list(threads.map_parts(train, chunks, at_once))
@@ -102,6 +116,64 @@ class LocalClients:
         numbers = sum(value.numel() for value in server.values()) * min(clients, self.chunk)
         at_once = threads.threads_for(numbers)
         return -(-min(clients, self.chunk) // at_once), at_once
+
+    def take(self, rows: Sequence[int]) -> Tree:
+        """The private state of these clients, on the device; to be read, not written."""
+        return self.store.take(rows)
+
+    def put(self, rows: Sequence[int], tree: Tree) -> None:
+        """Replace the private state of these clients."""
+        if self.store.whole is None:
+            numbers = self._all_numbers()  # before these change
+            for name, value in self._numbers_of(tree).items():
+                numbers[name][list(rows)] = value.cpu()
+        self.store.put(rows, tree)
+
+    @property
+    def private(self) -> Tree:
+        """The private state of all clients: a copy, unless it is stacked on the device."""
+        whole = self.store.whole
+        return self.take(range(len(self.who))) if whole is None else whole
+
+    @private.setter
+    def private(self, tree: Tree) -> None:
+        if isinstance(self.store, OnDevice):
+            self.store.whole = tree
+        else:
+            self.put(range(len(self.who)), tree)
+
+    def report(self) -> Tree:
+        """Numbers to record, [C] each, of all clients."""
+        whole = self.store.whole
+        if whole is not None:
+            return client_side.report(self.method, whole)
+        return {k: v for k, v in self._all_numbers().items() if k != _COST}
+
+    def selection_cost(self) -> Tensor | None:
+        """[C] forward passes spent on selection so far; None where they are not counted."""
+        whole = self.store.whole
+        if whole is not None:
+            return client_side.selection_cost(self.method, whole)
+        return self._all_numbers().get(_COST)
+
+    def _all_numbers(self) -> Tree:
+        """Report and cost of all clients, kept so that a round does not read every state."""
+        if self._numbers is None:
+            parts = [self._numbers_of(self.take([0]))]
+            if parts[0]:
+                parts = [self._numbers_of(self.take(rows)) for rows in self.chunks()]
+            self._numbers = {k: torch.cat([p[k].cpu() for p in parts]) for k in parts[0]}
+        return self._numbers
+
+    def _numbers_of(self, private: Tree) -> Tree:
+        numbers = client_side.report(self.method, private)
+        cost = client_side.selection_cost(self.method, private)
+        return numbers if cost is None else {**numbers, _COST: cost}
+
+    def chunks(self) -> list[range]:
+        """All rows, as many at once as are trained at once."""
+        total = len(self.who)
+        return [range(i, min(i + self.chunk, total)) for i in range(0, total, self.chunk)]
 
     def method_of(self, rows: Sequence[int], round_: int) -> Method:
         """The method of these clients in a round; it differs where settings follow a schedule."""
@@ -141,15 +213,3 @@ def chunk_for(
     if data.weight.device.type == "cpu":
         bound = min(bound, max(1, (8 << 20) // max(1, state + 4 * activations)))
     return min(bound, copies * len(data.weight))
-
-
-def _take(tree: Tree, rows: Sequence[int]) -> Tree:
-    """Rows of every tensor: a view where they are contiguous, else a copy."""
-    if list(rows) == list(range(rows[0], rows[0] + len(rows))):
-        return {k: v[rows[0] : rows[-1] + 1] for k, v in tree.items()}
-    return {k: v[torch.tensor(rows, device=v.device)] for k, v in tree.items()}
-
-
-def _put(tree: Tree, rows: Sequence[int], values: Tree) -> None:
-    for k, v in tree.items():
-        v[torch.tensor(rows, device=v.device)] = values[k]

@@ -244,7 +244,7 @@ def summarise(
     Metrics of a calibrated run are at its temperatures, as the module says. Costs are sums over
     seeds. Seconds are of training, selection included and evaluation not; passes include selection
     (`cost.py`). A simulation adds passes over its training points and wall_seconds, which start-up,
-    evaluation and files take part in.
+    evaluation and files take part in. `evaluated_clients` is there where metrics are of a sample.
     """
     last = next((line for line in reversed(lines) if "metrics" in line), {})
     calibrated: Line = last.get("calibration", {})
@@ -257,6 +257,7 @@ def summarise(
         **{key: values[key] for key in ("method", "data", "partition", "clients")},
         "rounds": len(lines),
         "seeds": values["seeds"],
+        **({"evaluated_clients": last["evaluated_clients"]} if "evaluated_clients" in last else {}),
         "config": dict(values),
         "metrics": {name: over_seeds(each) for name, each in evaluated.items()},
         **_validation(last),

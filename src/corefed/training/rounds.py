@@ -16,7 +16,7 @@ from corefed.data.clients import FederatedData
 from corefed.models.own import Factory
 from corefed.settings.config import to_dict
 from corefed.settings.run import Experiment, Run
-from corefed.training import calibration, checkpoint, client_side, cost, fitted, record
+from corefed.training import calibration, checkpoint, client_side, cost, record, sampling, saving
 from corefed.training.evaluate import Evaluation, evaluate, means_of
 from corefed.training.loop import Answer, Line, run_rounds, size_of
 from corefed.training.setup import Setup, Trees, prepare
@@ -61,7 +61,7 @@ def train(
         folder.refuse_existing()
     if folder is not None and experiment.run.checkpoint_every:
         checkpoint.require_library()
-    setup = prepare(experiment, data, factory)
+    setup = prepare(experiment, data, factory, folder=out)
     run, local, servers = setup.experiment.run, setup.clients, setup.servers
     values = to_dict(setup.experiment)
     lines: list[Line] = []
@@ -72,7 +72,7 @@ def train(
         began -= sum(line["seconds"] + line.get("evaluate_seconds", 0.0) for line in lines)
     elif folder is not None:
         folder.create(setup.experiment)
-        folder.keep(lambda path: fitted.keep_data(path, setup.data))
+        folder.keep(lambda path: saving.keep_data(path, setup.data))
 
     def keep(line: Line, servers: list[Tree], last: bool) -> None:
         if folder is not None:
@@ -90,7 +90,7 @@ def train(
     temperature = calibration.stored(calibration.read(told)) if told else None
     if folder is not None and finished and run.checkpoint_every:
         trees = setup.trees(servers, temperature)
-        folder.keep(lambda path: fitted.keep_models(path, trees))
+        folder.keep(lambda path: saving.keep_models(path, trees))
     about = {**record.environment(run.device), "notes": list(setup.data.notes)}
     summary = record.summarise(values, lines, about)
     points = int(setup.data.train.size.sum())
@@ -106,6 +106,7 @@ class Simulation:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+        self.who = sampling.evaluated(setup.experiment.run, setup.clients.per_run)
 
     def train(self, t: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]) -> Answer:
         run, method, clients = self.setup.experiment.run, self.setup.method, self.setup.clients
@@ -118,7 +119,7 @@ class Simulation:
             "examples": examples.tolist(),
             "bytes_up": [size_of(update.message) for update in updates],
             "bytes_down": [size * len(who) for size, who in zip(sizes, cohorts, strict=True)],
-            "coreset": means_of(client_side.report(method, clients.private), len(run.seeds)),
+            "coreset": means_of(clients.report(), len(run.seeds)),
         }
         if before:
             pairs = zip(self._selection_cost(), before, strict=True)
@@ -151,7 +152,7 @@ class Simulation:
         draws = setup.experiment.run.evaluate_draws
         return evaluate(
             setup.clients, setup.method, servers, points, t, draws, data.classes, data.unit,
-            elsewhere=elsewhere, temperature=temperature,
+            elsewhere=elsewhere, temperature=temperature, who=self.who,
         )  # fmt: skip
 
     def _calibrate(
@@ -161,7 +162,7 @@ class Simulation:
         setup, data, run = self.setup, self.setup.data, self.setup.experiment.run
         slopes = calibration.slopes(
             setup.clients, setup.method, servers, points, t, run.evaluate_draws, data.classes,
-            data.unit,
+            data.unit, self.who,
         )  # fmt: skip
         found = calibration.fit(slopes, len(run.seeds))
         after = self._evaluate(t, servers, data.test, found.clients)
@@ -170,7 +171,7 @@ class Simulation:
 
     def _selection_cost(self) -> list[float]:
         """Forward passes spent on selection so far, per run; empty where they are not counted."""
-        spent = client_side.selection_cost(self.setup.method, self.setup.clients.private)
+        spent = self.setup.clients.selection_cost()
         if spent is None:
             return []
         runs = len(self.setup.experiment.run.seeds)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 
 from corefed.base.device import device_for
 from corefed.base.errors import UserError
@@ -26,11 +27,15 @@ from corefed.models.network import PIXELS, STANDARDISED, Model, mlp
 from corefed.models.own import Factory
 from corefed.settings.config import check_cohort
 from corefed.settings.run import MEMORY, OWN, Experiment, Run
-from corefed.training import compiling, local, variants
+from corefed.training import compiling, local, others, storing, variants
 from corefed.training.compiled import Steps
+from corefed.training.store import Start, Store
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+WHOLE = 1 << 30
+"""Bytes of all clients' state above which only clients that took part are saved."""
 
 
 class Setup(NamedTuple):
@@ -45,9 +50,11 @@ class Setup(NamedTuple):
 
     def trees(self, servers: list[Tree], temperature: Tree | None = None) -> Trees:
         """The current state, to be saved."""
+        clients, touched = self.clients, self.clients.store.touched
+        large = clients.store.layout.content * len(touched) > WHOLE
         return Trees(
-            self.experiment.run, self.data, self.method, servers, self.clients.private,
-            self.clients.chunk, temperature,
+            self.experiment.run, self.data, self.method, servers, clients.take,
+            clients.chunk, temperature, touched if large and not bool(touched.all()) else None,
         )  # fmt: skip
 
 
@@ -58,9 +65,10 @@ class Trees(NamedTuple):
     data: FederatedData
     method: Method
     servers: list[Tree]  # one per seed
-    private: Tree  # [G N, ...] row g N + i is client i of the g-th seed
+    take: Callable[[Sequence[int]], Tree]  # rows -> private state; g N + i is client i of seed g
     chunk: int = 1  # clients per pass when models are made
     temperature: Tree | None = None  # what `calibration.stored` gives; None: not calibrated
+    touched: Tensor | None = None  # [G N] bool: the clients to keep, which took part; None: all
 
 
 def concrete(experiment: Experiment) -> Experiment:
@@ -99,10 +107,13 @@ def prepare(
     experiment: Experiment,
     data: FederatedData | None = None,
     factory: Factory | None = None,
+    *,
+    folder: Path | None = None,
 ) -> Setup:
     """Load, check and split the data; build model, method and clients. Writes nothing.
 
-    `data` and `factory`, if given, replace the data and the network that the run names.
+    `data` and `factory`, if given, replace the data and the network that the run names. `folder`
+    is where the run will be recorded.
     """
     experiment = concrete(experiment)
     run = experiment.run
@@ -119,13 +130,8 @@ def prepare(
         experiment = dataclasses.replace(experiment, run=run)
     data = data.to(device)
     model = network(run, data.train.x.shape[2:], data.classes, data.targets, factory)
-    for note in model.notes:
-        print(f"note: {note}", file=sys.stderr, flush=True)
-    data = data._replace(notes=(*data.notes, *model.notes))
     method = registry.build(run.method, experiment.settings, model)
-    how, note = compiling.decide(run, stackable=method.traits.stackable)
-    if note:
-        print(f"note: {note}", file=sys.stderr, flush=True)
+    how, remark = compiling.decide(run, stackable=method.traits.stackable)
     run = dataclasses.replace(run, compile=how)
     experiment = dataclasses.replace(experiment, run=run)
     servers = [
@@ -135,11 +141,21 @@ def prepare(
     chunk = stacked_clients(run, model, method, servers[0], data.train)
     work = Work(run.local_steps, run.batch_size)
     at = variants.methods(run, [experiment.settings], model, device)
+    said = [*model.notes, *others.note(method, clients), *([remark] if remark else [])]
+
+    def choose(start: Start, total: int) -> Store:
+        store, note = storing.choose(run, start, total, folder)
+        said.extend([note] if note else [])
+        return store
+
     trained = local.LocalClients(
         method, data.train, run.seeds, servers, work, chunk,
-        method_at=lambda t, runs: at(t, (0,)),
+        method_at=lambda t, runs: at(t, (0,)), choose=choose,
         compiled=compiled_steps(run, [experiment.settings], model),
     )  # fmt: skip
+    for note in said:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    data = data._replace(notes=(*data.notes, *said))
     return Setup(experiment, data, model, method, trained, servers)
 
 

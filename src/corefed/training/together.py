@@ -23,7 +23,7 @@ from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import ClientData, Tree, Update, Work
 from corefed.data.preparation import TargetUnit
 from corefed.methods import registry
-from corefed.training import client_side, local, variants
+from corefed.training import local, variants
 from corefed.training.evaluate import Evaluation, evaluate
 from corefed.training.setup import Setup, compiled_steps, stacked_clients
 
@@ -103,7 +103,7 @@ class Together:
         """
         method = self.setup.method
         found = self.examples.double() * math.prod(method.noise[:-1])
-        looked = client_side.selection_cost(method, self.clients.private)
+        looked = self.clients.selection_cost()
         if looked is not None:
             found += looked.double().cpu().view(len(self.settings), -1).sum(-1) * FORWARD
         numbers: list[float] = found.tolist()
