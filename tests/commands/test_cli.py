@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from commands import SMALL, corefed
+from saved_state import bits_of
 
 from corefed import __version__
 from corefed.methods import registry
@@ -22,7 +23,7 @@ from corefed.training import record, rounds
 
 SUMMARY_KEYS = {
     "schema", "method", "data", "partition", "clients", "rounds", "seeds", "config", "metrics",
-    "classes", "overconfidence", "coreset", "cost", "environment",
+    "classes", "overconfidence", "coreset", "cost", "environment", "checkpoints",
 }  # fmt: skip
 
 
@@ -92,7 +93,9 @@ def test_the_folder_of_a_run(finished: Path) -> None:
         "checkpoint", "data.json", "experiment.toml", "fitted.safetensors", "held_out.safetensors",
         "rounds.jsonl", "summary.json",
     ]  # fmt: skip
-    assert [p.name for p in (finished / "checkpoint").iterdir()] == ["state.safetensors"]
+    assert sorted(p.name for p in (finished / "checkpoint").iterdir()) == [
+        "000002-000.safetensors", "000002-server.safetensors", "state.json",
+    ]  # fmt: skip
 
 
 def test_experiment_toml_repeats_the_run(finished: Path, tmp_path: Path) -> None:
@@ -101,8 +104,7 @@ def test_experiment_toml_repeats_the_run(finished: Path, tmp_path: Path) -> None
     one, two = (record.read(path)[0] for path in (finished, tmp_path / "again"))
     assert one["metrics"] == two["metrics"]
     assert one["config"] == two["config"]
-    state = "checkpoint/state.safetensors"
-    assert (finished / state).read_bytes() == (tmp_path / "again" / state).read_bytes()
+    assert bits_of(finished) == bits_of(tmp_path / "again")
 
 
 def test_a_seed_does_not_depend_on_its_company(finished: Path) -> None:

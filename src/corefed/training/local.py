@@ -49,7 +49,7 @@ class LocalClients:
         self, round_: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]
     ) -> tuple[list[Update], Tensor, Tensor]:
         """One round of every run's cohort: updates, mean loss and examples, per run."""
-        rows = [g * self.per_run + i for g, cohort in enumerate(cohorts) for i in cohort]
+        rows = self.rows_of(cohorts)
 
         def train(chunk: Sequence[int]) -> client_side.Trained:
             trained = client_side.train(
@@ -86,6 +86,18 @@ class LocalClients:
         numbers = sum(value.numel() for value in server.values()) * min(clients, self.chunk)
         at_once = threads.threads_for(numbers)
         return -(-min(clients, self.chunk) // at_once), at_once
+
+    def rows_of(self, cohorts: Sequence[Sequence[int]]) -> list[int]:
+        """The rows of each run's cohort."""
+        return [g * self.per_run + i for g, cohort in enumerate(cohorts) for i in cohort]
+
+    def take(self, rows: Sequence[int]) -> Tree:
+        """Private state of these rows: a view where they are contiguous, else a copy."""
+        return _take(self.private, rows)
+
+    def put(self, rows: Sequence[int], tree: Tree) -> None:
+        """Replace the private state of these rows, from any device."""
+        _put(self.private, rows, {k: tree[k].to(v.device) for k, v in self.private.items()})
 
     def method_of(self, rows: Sequence[int], round_: int) -> Method:
         """The method of these clients in a round; it differs where settings follow a schedule."""
