@@ -150,6 +150,7 @@ def test_a_talkative_run_ends_with_table_and_folder(tmp_path: Path) -> None:
     assert "personal" in result.out
     assert "localized" in result.out
     assert f"written to {tmp_path / 'run'}" in result.out
+    assert re.search(r"2 checkpoints in \S+ s; a crash would have lost at most \S+ s", result.out)
     assert "round 2/2" in result.err
 
 

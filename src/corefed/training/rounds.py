@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -105,6 +106,8 @@ def train(
     summary = record.summarise(values, lines, about)
     if saves is not None:
         summary["checkpoints"] = saves.pace.summary()
+        for note in saves.pace.notes:
+            print(f"note: {note}", file=sys.stderr, flush=True)
     points = int(setup.data.train.size.sum())
     summary["cost"]["passes_over_data"] = summary["cost"]["passes"] / max(1, points)
     summary["cost"]["wall_seconds"] = time.perf_counter() - began
