@@ -106,6 +106,17 @@ def test_a_save_writes_only_what_changed(tmp_path: Path) -> None:
     assert_restores(tmp_path, clients, 2)
 
 
+def test_a_round_can_be_saved_twice(tmp_path: Path) -> None:
+    """A file that the manifest names is never written over."""
+    clients, saves = fresh(), checkpoints(tmp_path)
+    save(saves, clients, range(12), 4)
+    save(saves, clients, [5], 4)
+    saves.close()
+    assert_restores(tmp_path, clients, 4)
+    assert "000001-000.safetensors" in names(tmp_path)
+    assert "000002-000.safetensors" in names(tmp_path)
+
+
 def test_processes_that_are_one_save_apart_meet_at_the_older_one(tmp_path: Path) -> None:
     part = "2-of-4"
     clients, saves = fresh(), checkpoints(tmp_path, part)

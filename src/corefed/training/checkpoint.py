@@ -149,16 +149,17 @@ class Checkpoints:
     ) -> None:
         """In the writer's thread: the new files, then the manifest."""
         plan = segments.plan(self._held, rows)
+        number = segments.next_number(self._saves)
         made: list[Segment] = []
         added: list[tuple[Segment, Rows]] = []
 
         def contents() -> Iterator[tuple[str, bytes]]:
-            segment, content = segments.encode(f"{round_:06d}-server.safetensors", server)
+            segment, content = segments.encode(f"{number:06d}-server.safetensors", server)
             made.append(segment)
             yield segment.file, content
             for source in (pieces, segments.merge(self.folder, plan.merged)):
                 for mine, tree in source:
-                    name = f"{round_:06d}-{len(added):03d}.safetensors"
+                    name = f"{number:06d}-{len(added):03d}.safetensors"
                     segment, content = segments.encode(name, segments.pack_rows(mine, tree))
                     added.append((segment, mine))
                     yield segment.file, content

@@ -1,10 +1,10 @@
 """The files of a checkpoint, and which of them are written again.
 
     state.json                  the manifest: which experiment, and the files of each save
-    000012-server.safetensors   the server's state after round 12: server.G.NAME
+    000012-server.safetensors   the server's state at the twelfth save: server.G.NAME
     000012-000.safetensors      rows of clients' private state: `rows` [n], private.NAME [n, ...]
 
-A file never changes. The manifest is replaced last, so that a killed process leaves one whose files
+A file never changes, and its name is new. The manifest is replaced last, so that a killed process leaves one whose files
 are all there. A save adds the rows that changed since the save before; of several versions of a row
 the newest counts. A file without a newest version of any row is dropped. When files hold twice as
 many rows as count, or are too many, the small and the outdated ones are merged.
@@ -166,6 +166,11 @@ def remove_others(folder: Path, saves: Sequence[Save]) -> None:
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_file() and path.name not in named:
             path.unlink(missing_ok=True)
+
+
+def next_number(saves: Sequence[Save]) -> int:
+    """For the names of a new save's files."""
+    return 1 + max((int(save.server.file.partition("-")[0]) for save in saves), default=0)
 
 
 # --- files of rows --------------------------------------------------------------------------------
