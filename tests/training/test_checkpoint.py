@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from saved_state import Stacked
 
+from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.types import Tree
 from corefed.training import checkpoint, segments
@@ -80,6 +82,25 @@ def test_random_cohorts_are_restored_from_few_rows(
         assert len(found.segments) <= 6 + 3  # and those of the new rows
         if draw.random() < 0.3:
             saves = checkpoints(tmp_path, part)
+
+
+@pytest.mark.parametrize("small", [0, segments.SMALL])
+def test_files_are_what_safetensors_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    monkeypatch.setattr(segments, "SMALL", small)
+    tensors = {
+        f"{kind}".removeprefix("torch."): torch.arange(15).to(kind) for kind in segments.TYPES
+    }
+    tensors |= {"none": torch.zeros(0, 3), "one": torch.tensor(2.5), "turned": torch.randn(4, 3).T}
+    segment, content = segments.encode("x.safetensors", tensors)
+    files.replace_all(tmp_path, [("x.safetensors", content)])
+    assert len(content) == (1 if small else 1 + len(tensors))
+    for found in (segment.read(tmp_path), load_file(tmp_path / "x.safetensors")):
+        assert found.keys() == tensors.keys()
+        for name, value in tensors.items():
+            assert found[name].dtype == value.dtype
+            assert torch.equal(found[name], value)
 
 
 def test_a_full_cohort_is_one_file_and_a_federation_has_none(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ class Checkpoints:
         made: list[Segment] = []
         added: list[tuple[Segment, Rows]] = []
 
-        def contents() -> Iterator[tuple[str, bytes]]:
+        def contents() -> Iterator[tuple[str, files.Content]]:
             segment, content = segments.encode(f"{number:06d}-server.safetensors", server)
             made.append(segment)
             yield segment.file, content

@@ -4,16 +4,17 @@
     000012-server.safetensors   the server's state at the twelfth save: server.G.NAME
     000012-000.safetensors      rows of clients' private state: `rows` [n], private.NAME [n, ...]
 
-A file never changes, and its name is new. The manifest is replaced last, so that a killed process leaves one whose files
-are all there. A save adds the rows that changed since the save before; of several versions of a row
-the newest counts. A file without a newest version of any row is dropped. When files hold twice as
-many rows as count, or are too many, the small and the outdated ones are merged.
+A file never changes, and its name is new. The manifest is replaced last, so that a killed process
+leaves one whose files are all there. A save adds the rows that changed since the save before; of
+several versions of a row the newest counts. A file without a newest version of any row is dropped.
+When files hold twice as many rows as count, or are too many, the small and the outdated ones are
+merged.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +38,18 @@ WASTE = 2
 MOST_FILES = 100
 """Files of rows, above which files are merged."""
 
+SMALL = 1 << 20
+"""Bytes of a file, below which it is written in one part."""
+
+TYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+"""How safetensors names the types of numbers."""
+
 Rows = list[int]
+Part = bytes | memoryview
 
 
 class Segment(NamedTuple):
@@ -45,7 +57,7 @@ class Segment(NamedTuple):
 
     file: str
     bytes: int
-    sha256: str
+    crc32: int
 
     def read(self, folder: Path) -> Tree:
         """Its tensors; refused unless it is the file that was written."""
@@ -57,7 +69,7 @@ class Segment(NamedTuple):
             content = path.read_bytes()
         except OSError as error:
             raise UserError(f"Cannot read {path}: {error.strerror}.") from error
-        if hashlib.sha256(content).hexdigest() != self.sha256:
+        if zlib.crc32(content) != self.crc32:
             raise damaged(path, "its content is not what was written")
         return load(content)
 
@@ -176,11 +188,29 @@ def next_number(saves: Sequence[Save]) -> int:
 # --- files of rows --------------------------------------------------------------------------------
 
 
-def encode(file: str, tensors: Tree) -> tuple[Segment, bytes]:
-    from safetensors.torch import save  # checked by `checkpoint.require_library`
+def encode(file: str, tensors: Tree) -> tuple[Segment, list[Part]]:
+    """A file in the format of safetensors, in parts that are the tensors' own memory.
 
-    content = save(tensors)
-    return Segment(file, len(content), hashlib.sha256(content).hexdigest()), content
+    The library's `save` copies all of them twice and holds Python's lock, so that training waits.
+    """
+    order = sorted(tensors, key=lambda name: -tensors[name].element_size())  # keeps all aligned
+    header, parts, end = {}, [], 0
+    for name in order:
+        value = tensors[name].contiguous()
+        begin, end = end, end + value.numel() * value.element_size()
+        header[name] = {
+            "dtype": TYPES[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]
+        }  # fmt: skip
+        parts.append(value.reshape(-1).view(torch.uint8).numpy().data)
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    content: list[Part] = [len(head).to_bytes(8, "little") + head, *parts]
+    if end < SMALL:
+        content = [b"".join(content)]
+    crc32 = 0
+    for part in content:
+        crc32 = zlib.crc32(part, crc32)
+    return Segment(file, 8 + len(head) + end, crc32), content
 
 
 def pack_server(servers: Sequence[Tree]) -> Tree:
