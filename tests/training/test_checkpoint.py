@@ -245,6 +245,33 @@ def test_a_failing_writer_is_told_after_the_next_round(
     assert_restores(tmp_path, then, 1)
 
 
+@pytest.mark.parametrize("failing", ["unlink", "flush"])
+def test_a_failure_after_the_manifest_was_replaced_leaves_the_new_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    clients, saves = fresh(), checkpoints(tmp_path)
+    save(saves, clients, range(12), 1)
+    saves.close()
+    flush = files.flush
+
+    def fail(folder: Path, *_: object, **__: object) -> None:
+        """Files cannot be removed, or the folder not be flushed once the manifest is new."""
+        if failing == "flush" and '"round": 2' not in (folder / segments.MANIFEST).read_text():
+            return flush(folder)
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os if failing == "unlink" else files, failing, fail)
+        save(saves, clients, range(12), 2)
+        if failing == "flush":
+            with pytest.raises(UserError, match="Input/output error"):
+                saves.close()
+        saves.close()
+    assert_restores(tmp_path, clients, 2)
+    checkpoints(tmp_path)
+    assert names(tmp_path) == ["000002-000.safetensors", "000002-server.safetensors", "state.json"]
+
+
 def test_a_second_ctrl_c_leaves_the_save_before(tmp_path: Path, gate: Gate) -> None:
     clients, saves = fresh(), checkpoints(tmp_path)
     gate.opened.set()

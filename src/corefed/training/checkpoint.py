@@ -83,8 +83,7 @@ class Checkpoints:
         self._saves = segments.read_manifest(self.folder, values)
         newest = self._saves[-1].segments if self._saves else []
         self._held = [(each, segments.read_rows(self.folder, each)) for each in newest]
-        with suppress(OSError):
-            segments.remove_others(self.folder, self._saves)
+        segments.remove_others(self.folder, values)
 
     def mark(self, rows: Sequence[int]) -> None:
         """Rows of private state that changed."""
@@ -173,16 +172,14 @@ class Checkpoints:
             save = Save(round_, made[0], [segment for segment, _ in held])
             saves = [*self._saves, save][-self.kept :]
             segments.write_manifest(self.folder, self.values, saves)
-        except BaseException as error:
-            with suppress(OSError):
-                segments.remove_others(self.folder, self._saves)
-            if isinstance(error, OSError):
-                raise UserError(
-                    f"Cannot write into {self.run}: {error.strerror}. The checkpoint before round "
-                    f"{round_} is kept, if there was one."
-                ) from error
-            raise
-        self._saves, self._held = saves, held
+            self._saves, self._held = saves, held
+        except OSError as error:
+            raise UserError(
+                f"Cannot write into {self.run}: {error.strerror}. The checkpoint before round "
+                f"{round_} is kept, if there was one."
+            ) from error
+        finally:
+            segments.remove_others(self.folder, self.values)
 
 
 def _pieces(rows: Rows, take: Take) -> Iterator[Rows]:
@@ -235,16 +232,30 @@ def load(
         state_file.refuse(old, values, segments.SCHEMA)
     fitting = [save for save in saves if upto is None or save.round <= upto]
     if not fitting:
-        if saves:
-            (here / segments.MANIFEST).unlink()
+        _forget_later(here, values, saves, fitting)
         return None
     newest = fitting[-1]
     for segment in newest.files:
         segment.check(here)
     servers = segments.unpack_server(newest.server.read(here))
-    if len(fitting) < len(saves):
-        segments.write_manifest(here, values, fitting)
+    _forget_later(here, values, saves, fitting)
     return Loaded(newest.round, servers, here, newest.segments)
+
+
+def _forget_later(
+    folder: Path, values: Mapping[str, object], saves: list[Save], kept: list[Save]
+) -> None:
+    if len(kept) == len(saves):
+        return
+    try:
+        if kept:
+            segments.write_manifest(folder, values, kept)
+        else:
+            (folder / segments.MANIFEST).unlink()
+    except OSError as error:
+        raise UserError(
+            f"Cannot write into {folder}: {error.strerror}. The checkpoint is as it was."
+        ) from error
 
 
 def restore(loaded: Loaded, servers: Sequence[Tree], clients: Clients | None = None) -> list[Tree]:

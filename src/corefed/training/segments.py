@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,7 +159,7 @@ def read_manifest(folder: Path, values: Mapping[str, object]) -> list[Save]:
 
 
 def write_manifest(folder: Path, values: Mapping[str, object], saves: Sequence[Save]) -> None:
-    """Replace the manifest, then remove the files that it does not name."""
+    """Replace the manifest."""
     described = [
         {
             "round": save.round,
@@ -169,15 +170,18 @@ def write_manifest(folder: Path, values: Mapping[str, object], saves: Sequence[S
     ]
     content = json.dumps({**about(values, SCHEMA), "saves": described}, indent=1) + "\n"
     files.replace(folder / MANIFEST, content.encode())
-    remove_others(folder, saves)
 
 
-def remove_others(folder: Path, saves: Sequence[Save]) -> None:
-    """Remove what a killed save left behind, and files that are no longer needed."""
-    named = {each.file for save in saves for each in save.files} | {MANIFEST}
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_file() and path.name not in named:
-            path.unlink(missing_ok=True)
+def remove_others(folder: Path, values: Mapping[str, object]) -> None:
+    """Remove what the manifest on the disk does not name, as far as that is possible.
+
+    These are files that are no longer needed, or that a failed or killed save left behind.
+    """
+    with suppress(OSError, UserError):
+        named = {each.file for save in read_manifest(folder, values) for each in save.files}
+        for path in folder.iterdir():
+            if path.is_file() and path.name not in named | {MANIFEST}:
+                path.unlink(missing_ok=True)
 
 
 def next_number(saves: Sequence[Save]) -> int:
