@@ -13,6 +13,9 @@ from pathlib import Path
 
 from corefed.base.errors import UserError
 
+Content = bytes | Iterable[bytes | memoryview]
+"""Of a file, whole or in parts that are written one after the other."""
+
 TEMPORARY = ".tmp"  # suffix of a file being written; left behind by kill -9, then overwritten
 
 
@@ -21,12 +24,8 @@ def replace(target: Path, content: bytes, mode: int = 0o666) -> None:
     replace_all(target.parent, [(target.name, content)], mode)
 
 
-def replace_all(
-    folder: Path, contents: Iterable[tuple[str, bytes | Iterable[bytes]]], mode: int = 0o666
-) -> None:
+def replace_all(folder: Path, contents: Iterable[tuple[str, Content]], mode: int = 0o666) -> None:
     """Write files, given as pairs of name and content, which may come from a generator.
-
-    A content may itself come in pieces.
 
     All temporary files are on the disk before the first is renamed, so a full disk changes nothing.
     """
@@ -36,9 +35,7 @@ def replace_all(
             temporary[name] = folder / f".{name}{TEMPORARY}"
             handle = os.open(temporary[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
             try:
-                for piece in [content] if isinstance(content, bytes) else content:
-                    _write(handle, piece)
-                os.fsync(handle)
+                write(handle, content)
             finally:
                 os.close(handle)
         for name, path in temporary.items():
@@ -51,16 +48,13 @@ def replace_all(
     flush(folder)
 
 
-def write(handle: int, content: bytes) -> None:
+def write(handle: int, content: Content) -> None:
     """Write all of `content`, then fsync."""
-    _write(handle, content)
+    for part in [content] if isinstance(content, bytes) else content:
+        view = memoryview(part)
+        while view:
+            view = view[os.write(handle, view) :]
     os.fsync(handle)
-
-
-def _write(handle: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(handle, view) :]
 
 
 def flush(folder: Path) -> None:

@@ -27,8 +27,11 @@ CORESET = "coreset"
 """A prefix for the method's own settings, in place of their group: coreset.solver."""
 
 RESULTS_UNCHANGED_BY = frozenset(
-    {"rounds", "evaluate_every", "checkpoint_every", "data_dir", "client_state"}
-)
+    {
+        "rounds", "evaluate_every", "checkpoint_every", "checkpoint_share", "checkpoint_minutes",
+        "data_dir", "client_state",
+    }
+)  # fmt: skip
 """Keys a resumed run may change: training to any given round does not depend on them."""
 
 

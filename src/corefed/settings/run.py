@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-from corefed.base.settings import NotNegativeInt, Part, Positive, PositiveInt, Range, Unit
+from corefed.base.settings import (
+    NotNegativeInt,
+    Part,
+    Positive,
+    PositiveInt,
+    Range,
+    Unit,
+    at_least,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -141,8 +149,13 @@ class Run:
     those of all evaluated clients together."""
     evaluate_draws: PositiveInt = 10
     """Draws of the weights that a prediction averages over."""
-    checkpoint_every: Annotated[NotNegativeInt, Unit("rounds")] = 1
-    """Rounds between checkpoints; 0 writes none, and the run cannot be resumed."""
+    checkpoint_every: Annotated[int, at_least(-1), Unit("rounds")] = -1
+    """Rounds between checkpoints; -1 makes them as often as checkpoint_share allows, 0 writes
+    none, and the run cannot be resumed."""
+    checkpoint_share: Part = 0.1
+    """With checkpoint_every = -1: share of the time that checkpoints may take."""
+    checkpoint_minutes: Annotated[Positive, Unit("minutes")] = 5.0
+    """With checkpoint_every = -1: time between checkpoints at most, whatever they take."""
     data_dir: str = ""
     """Folder to look for data in, before $COREFED_DATA and the user's cache."""
 

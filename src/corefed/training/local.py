@@ -71,7 +71,7 @@ class LocalClients:
         self, round_: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]
     ) -> tuple[list[Update], Tensor, Tensor]:
         """One round of every run's cohort: updates, mean loss and examples, per run."""
-        rows = [g * self.per_run + i for g, cohort in enumerate(cohorts) for i in cohort]
+        rows = self.rows_of(cohorts)
 
         def train(chunk: Sequence[int]) -> client_side.Trained:
             trained = client_side.train(
@@ -174,6 +174,10 @@ class LocalClients:
         """All rows, as many at once as are trained at once."""
         total = len(self.who)
         return [range(i, min(i + self.chunk, total)) for i in range(0, total, self.chunk)]
+
+    def rows_of(self, cohorts: Sequence[Sequence[int]]) -> list[int]:
+        """The rows of each run's cohort."""
+        return [g * self.per_run + i for g, cohort in enumerate(cohorts) for i in cohort]
 
     def method_of(self, rows: Sequence[int], round_: int) -> Method:
         """The method of these clients in a round; it differs where settings follow a schedule."""

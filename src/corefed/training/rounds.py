@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,9 +68,12 @@ def train(
     values = to_dict(setup.experiment)
     lines: list[Line] = []
     if folder is not None and resume:
-        lines, state = folder.resume(setup.experiment)
-        if state is not None:
-            servers, local.private = checkpoint.unpack(state, servers, local.private)
+
+        def restore(state: checkpoint.Loaded) -> None:
+            nonlocal servers
+            servers = checkpoint.restore(state, servers, local)
+
+        lines, _ = folder.resume(setup.experiment, restore)
         began -= sum(line["seconds"] + line.get("evaluate_seconds", 0.0) for line in lines)
     elif folder is not None:
         folder.create(setup.experiment)
@@ -77,22 +82,32 @@ def train(
     def keep(line: Line, servers: list[Tree], last: bool) -> None:
         if folder is not None:
             folder.append(line)
-            every = run.checkpoint_every
-            if every and (last or line["round"] % every == 0):
-                folder.checkpoint(values, line["round"], servers, local.private)
+        if saves is not None and saves.due(line["round"], last):
+            saves.save(line["round"], servers, local.take)
         on_round(line)
 
     on_begin(values, lines)
-    clients = Simulation(setup)
-    servers = run_rounds(setup.method, clients, servers, run, lines, on_round=keep, stop=stop)
+    saves = None
+    if folder is not None and run.checkpoint_every:
+        saves = checkpoint.Checkpoints(
+            folder.path, values, run.checkpoint_every, run.checkpoint_share, run.checkpoint_minutes
+        )
+    clients = Simulation(setup, saves.mark if saves is not None else lambda rows: None)
+    with saves if saves is not None else nullcontext():
+        servers = run_rounds(setup.method, clients, servers, run, lines, on_round=keep, stop=stop)
     finished = len(lines) == run.rounds
     told = lines[-1].get("calibration") if finished else None
     temperature = calibration.stored(calibration.read(told)) if told else None
     if folder is not None and finished and run.checkpoint_every:
         trees = setup.trees(servers, temperature)
         folder.keep(lambda path: saving.keep_models(path, trees))
-    about = {**record.environment(run.device), "notes": list(setup.data.notes)}
+    notes = [*setup.data.notes, *(saves.pace.notes if saves is not None else ())]
+    about = {**record.environment(run.device), "notes": notes}
     summary = record.summarise(values, lines, about)
+    if saves is not None:
+        summary["checkpoints"] = saves.pace.summary()
+        for note in saves.pace.notes:
+            print(f"note: {note}", file=sys.stderr, flush=True)
     points = int(setup.data.train.size.sum())
     summary["cost"]["passes_over_data"] = summary["cost"]["passes"] / max(1, points)
     summary["cost"]["wall_seconds"] = time.perf_counter() - began
@@ -104,8 +119,11 @@ def train(
 class Simulation:
     """The simulated clients of a run, as the round loop sees them."""
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
+    def __init__(
+        self, setup: Setup, changed: Callable[[Sequence[int]], None] = lambda rows: None
+    ) -> None:
+        """`changed` is told the rows whose private state a round has changed."""
+        self.setup, self.changed = setup, changed
         self.who = sampling.evaluated(setup.experiment.run, setup.clients.per_run)
 
     def train(self, t: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]) -> Answer:
@@ -113,6 +131,7 @@ class Simulation:
         before = self._selection_cost()
         updates, loss, examples = clients.train(t, servers, cohorts)
         _refuse_divergence(run, t, loss)
+        self.changed(clients.rows_of(cohorts))
         sizes = [size_of(client_side.sent(method, server)) for server in servers]
         numbers: Line = {
             "loss": loss.tolist(),

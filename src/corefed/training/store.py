@@ -141,8 +141,9 @@ class OnDevice:
         return {name: value[here] for name, value in self.tree.items()}
 
     def put(self, rows: Sequence[int], tree: Tree) -> None:
+        here = places(rows)
         for name, value in self.tree.items():
-            value[torch.tensor(rows, device=value.device)] = tree[name]
+            value[here] = tree[name].to(value.device)
         self.touched[list(rows)] = True
 
 

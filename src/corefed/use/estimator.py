@@ -183,7 +183,8 @@ class Federation:
         for line in self.history_:
             target.append(line)
         values = to_dict(setup.experiment)
-        target.checkpoint(values, len(self.history_), servers, setup.clients.private)
+        rows = range(len(setup.clients.who))
+        target.checkpoint(values, len(self.history_), servers, rows, setup.clients.take)
         trees = self._trained.trees
         target.keep(lambda here: saving.keep_models(here, trees))
         about = {
