@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -256,7 +257,9 @@ class _Program:
 
         # Called from C++ on a CPU, without Python's lock: threads have their own clients.
         options = {"cpp_wrapper": self.loss.device.type == "cpu"}
-        compiled: Callable[..., Any] = _inductor.compile(traced, [*copies()], options=options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its own: of TF32, of what it uses inside
+            compiled: Callable[..., Any] = _inductor.compile(traced, [*copies()], options=options)
         return compiled
 
     def _captured(self) -> torch.cuda.CUDAGraph:
