@@ -11,6 +11,7 @@ Machines are noisy, ratios within one run are less so.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -48,7 +49,7 @@ def runtime(device: torch.device) -> list[dict[str, Any]]:
         )
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        works = {
+        works: dict[str, timed.Timed] = {
             "textbook": partial(textbook, stacked, sample),
             "loop": partial(loop.train, sample),
             "vmap": stacked.train,
@@ -94,7 +95,10 @@ def coreset(device: torch.device) -> list[dict[str, Any]]:
     """Seconds per round over ten rounds (two refreshes by age) of 10 clients of 1000 points."""
     data = random_data(10, 1000, WIDTHS)
     return [
-        {"fraction": fraction, **beside_full(data, device, fraction, 10, REPEATS, compile="auto")}
+        {
+            "fraction": fraction,
+            **beside_full(data, device, fraction, 10, REPEATS, WIDTHS, compile="auto"),
+        }
         for fraction in (0.1, 0.5)
     ]
 
@@ -105,19 +109,20 @@ def beside_full(
     fraction: float,
     rounds: int,
     repeats: int,
+    widths: Sequence[int],
     **flags: object,
 ) -> dict[str, Any]:
     """A round of coreset-pfedbayes beside one of pfedbayes, with its share of the selections."""
-    full = make_clients(data, device, WIDTHS, method="pfedbayes", **flags)
+    full = make_clients(data, device, widths, method="pfedbayes", **flags)
     small = make_clients(
-        data, device, WIDTHS, method="coreset-pfedbayes", fraction=fraction, **flags
+        data, device, widths, method="coreset-pfedbayes", fraction=fraction, **flags
     )
     works = {"full": lambda: full.many(rounds), "coreset": lambda: small.many(rounds)}
     full.train()
     small.train()
     found = timed.in_turn(works, device, repeats)
     for group in (full, small):
-        timed.refuse_given_up(group)
+        timed.refuse_given_up(group.clients)
     return {
         "full data s/round": statistics.median(found["full"]) / rounds,
         "coreset s/round": statistics.median(found["coreset"]) / rounds,

@@ -15,6 +15,7 @@ from corefed.data.clients import FederatedData
 from corefed.data.preparation import Preparation
 from corefed.settings.config import resolve
 from corefed.settings.run import MEMORY
+from corefed.training.local import LocalClients
 from corefed.training.setup import Setup, prepare
 
 WIDTHS = (784, 100, 10)
@@ -22,6 +23,9 @@ WIDTHS = (784, 100, 10)
 
 MEMORY_MB = 4096
 """What `corefed run` allows by default; a GPU gets ten times that."""
+
+
+Timed = Callable[[], object]
 
 
 class TimedClients:
@@ -87,7 +91,7 @@ def random_data(
     )
 
 
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+def seconds_of(work: Timed, device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = time.perf_counter()
@@ -98,7 +102,7 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 
 def in_turn(
-    works: Mapping[str, Callable[[], object]],
+    works: Mapping[str, Timed],
     device: torch.device,
     repeats: int,
     enough: float = float("inf"),
@@ -114,8 +118,7 @@ def in_turn(
     return found
 
 
-def refuse_given_up(group: TimedClients) -> None:
+def refuse_given_up(clients: LocalClients) -> None:
     """Steps that could not be compiled were taken one by one: their time is not what was asked."""
-    compiled = group.clients.compiled
-    if compiled is not None and compiled.steps.given_up:
+    if clients.compiled is not None and clients.compiled.steps.given_up:
         raise RuntimeError("local steps could not be compiled")
