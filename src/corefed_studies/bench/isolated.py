@@ -42,3 +42,7 @@ def peak_mb() -> float:
                 return int(line.split()[1]) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)  # macOS counts bytes
+
+
+if __name__ == "__main__":  # what a process takes that does nothing
+    print(json.dumps({"peak_mb": peak_mb()}))
