@@ -38,6 +38,7 @@ from corefed.training.setup import Setup, prepare
 from corefed_studies import pages
 from corefed_studies.bench import study
 from corefed_studies.bench.engine_tables import number
+from corefed_studies.bench.timed import MEMORY_MB
 
 NAME = "pfl"
 METHODS = ("fedavg", "pfedbayes", "coreset-pfedbayes")
@@ -120,6 +121,7 @@ def measure(
         "rounds": setting.rounds, "local_steps": setting.local_steps,
         "batch_size": setting.batch_size, "evaluate_every": setting.evaluate_every,
         "channels": setting.channels, "hidden": setting.hidden, "device": str(device),
+        "memory_mb": MEMORY_MB * (10 if device.type == "cuda" else 1),  # so that no file is needed
     }  # fmt: skip
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
