@@ -102,16 +102,22 @@ def test_the_fastest_runtime_is_that_of_the_nearest_number_of_clients() -> None:
 
 
 def test_steps_that_were_not_compiled_are_not_measured_as_compiled(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*rest: object, **more: object) -> None:
         raise ValueError("a compiler that fails")
 
     monkeypatch.setattr("corefed.training.compiled.make_fx", fail)
-    monkeypatch.setattr(engine_rounds, "ways", lambda device, setting: ["compiled"])
     monkeypatch.setattr("corefed.training.compiling.missing_for", lambda device: "")
+    why = "local steps could not be compiled"
+    row = engine_rounds.rounds(CPU, QUICK._replace(compiled=True), 2)
+    assert row["missing"] == {"compiled": why} and {*row["seconds"]} == {"one by one", "stacked"}
+    assert engine_tables.rounds([row]).note.endswith(
+        f"2 clients, compiled, could not be measured: {why}."
+    )
+    monkeypatch.setattr(engine_rounds, "ways", lambda device, setting: ["compiled"])
     (row,) = engine.attempt("rounds", lambda: engine_rounds.rounds(CPU, QUICK, 2))
-    assert row == {"failed": "rounds", "why": "local steps could not be compiled"}
+    assert row == {"failed": "rounds", "why": f"compiled: {why}"}
 
 
 def test_times_are_taken_in_turn_until_they_are_enough() -> None:

@@ -21,7 +21,7 @@ from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.base.progress import bars
 from corefed_studies import pages
-from corefed_studies.bench import engine_rounds, engine_runs, engine_tables, study
+from corefed_studies.bench import engine_rounds, engine_runs, engine_tables, study, timed
 from corefed_studies.bench.engine_settings import EngineSetting, setting_for
 
 NAME = "engine"
@@ -109,8 +109,7 @@ def attempt(what: str, work: Callable[[], Row | Iterator[Row]]) -> list[Row]:
         found = work()
         return [found] if isinstance(found, dict) else list(found)
     except (UserError, RuntimeError, MemoryError, OSError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        return [{"failed": what, "why": reason[0]}]
+        return [{"failed": what, "why": timed.reason(error)}]
     finally:
         gc.collect()  # what it held, for the next one
         if torch.cuda.is_available():

@@ -52,13 +52,20 @@ def rounds(device: torch.device, setting: EngineSetting, clients: int) -> dict[s
     data = random_data(clients, points, setting.widths).to(device)
     groups: dict[str, TimedClients] = {}
     first: dict[str, float] = {}
+    missing: dict[str, str] = {}  # runtime -> why it was not measured
     for way in ways(device, setting):
-        groups[way] = make_clients(
-            data, device, setting.widths, method="pfedbayes", compile=COMPILE[way]
-        )
         some = min(clients, runtime.LOOP_SAMPLE) if way == "stacked" else None
-        first[way] = timed.seconds_of(partial(groups[way].train, some), device)
-        timed.refuse_given_up(groups[way].clients)
+        try:
+            group = make_clients(
+                data, device, setting.widths, method="pfedbayes", compile=COMPILE[way]
+            )
+            first[way] = timed.seconds_of(partial(group.train, some), device)
+            timed.refuse_given_up(group.clients)
+            groups[way] = group
+        except (RuntimeError, MemoryError) as error:
+            missing[way] = timed.reason(error)
+    if not groups:
+        raise RuntimeError("; ".join(f"{way}: {why}" for way, why in missing.items()))
     loop = make_clients(data, device, setting.widths, method="pfedbayes", runtime="loop")
     sample = min(clients, runtime.LOOP_SAMPLE)
     works: dict[str, timed.Timed] = {ONE_BY_ONE: partial(loop.train, sample)}
@@ -72,7 +79,8 @@ def rounds(device: torch.device, setting: EngineSetting, clients: int) -> dict[s
         "points": points,
         "repeats": len(found[best]),
         "seconds": medians,
-        "first": {way: first[way] for way in first if way != "stacked"},
+        "first": {way: first[way] for way in groups if way != "stacked"},
+        "missing": missing,
         "best": best,
         "times_best": {way: ratio(each, found[best]) for way, each in found.items()},
     }

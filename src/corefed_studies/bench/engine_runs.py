@@ -32,7 +32,7 @@ from corefed.training import rounds
 from corefed.training.loop import Line, peak_memory_mb
 from corefed_studies.bench import isolated
 from corefed_studies.bench.engine_settings import EngineSetting, setting_for
-from corefed_studies.bench.timed import random_data
+from corefed_studies.bench.timed import compiled_as, random_data
 
 CLIENTS = 10
 TESTED = 20
@@ -110,7 +110,7 @@ def recorded(flags: dict[str, object], data: FederatedData | None, scratch: Path
     run, checkpoints = result.setup.experiment.run, result.summary["checkpoints"]
     return {
         "rounds": len(lines),
-        "compile": run.compile,
+        "compile": compiled_as(result.setup),
         "evaluate_every": run.evaluate_every,
         "start": marks[0],
         "first": first,

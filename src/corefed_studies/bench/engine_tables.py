@@ -58,6 +58,9 @@ def rounds(rows: Sequence[Row]) -> Table:
         f"(turns per row: {repeats}). One by one is timed on ten clients and scaled. The first "
         "round compiled began with an empty cache of PyTorch's compiler."
     )
+    for row in rows:
+        for way, why in row.get("missing", {}).items():
+            note += f" {row['clients']} clients, {way}, could not be measured: {why}."
     return _table("seconds per round", columns, rows, cells, note)
 
 

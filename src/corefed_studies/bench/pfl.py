@@ -38,7 +38,7 @@ from corefed.training.setup import Setup, prepare
 from corefed_studies import pages
 from corefed_studies.bench import study
 from corefed_studies.bench.engine_tables import number
-from corefed_studies.bench.timed import MEMORY_MB
+from corefed_studies.bench.timed import MEMORY_MB, compiled_as
 
 NAME = "pfl"
 METHODS = ("fedavg", "pfedbayes", "coreset-pfedbayes")
@@ -144,7 +144,7 @@ def measure(
         "method": method,
         "weights": setup.model.size,
         "rounds": len(lines),
-        "compile": run.compile,
+        "compile": compiled_as(setup),
         "trainings_per_second": setting.cohort * max(1, len(lines) - 1) / usual,
         "round": statistics.median(seconds),
         "first_round": seconds[0],

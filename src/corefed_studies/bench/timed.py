@@ -122,3 +122,15 @@ def refuse_given_up(clients: LocalClients) -> None:
     """Steps that could not be compiled were taken one by one: their time is not what was asked."""
     if clients.compiled is not None and clients.compiled.steps.given_up:
         raise RuntimeError("local steps could not be compiled")
+
+
+def compiled_as(setup: Setup) -> str:
+    """The value of `compile` that a run ended with."""
+    compiled = setup.clients.compiled
+    given_up = compiled is not None and compiled.steps.given_up
+    return "off" if given_up else setup.experiment.run.compile
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error's message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
