@@ -35,7 +35,10 @@ def bench(
     ] = "paper",
     page: Annotated[
         Path | None,
-        typer.Option(help="neighbours, solvers, selectors, defaults: a Markdown page for tables."),
+        typer.Option(
+            help="engine, pfl, neighbours, solvers, selectors, defaults: a Markdown page for "
+            "tables."
+        ),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -43,15 +46,27 @@ def bench(
             help="selectors, defaults: runs at the same time; chosen by the machine if not given."
         ),
     ] = None,
-    source: Annotated[
-        Path | None,
-        typer.Option("--from", help="selectors, defaults: show this result file, train nothing."),
+    rounds: Annotated[
+        int | None, typer.Option(help="pfl: rounds to train; by default those of the setting.")
+    ] = None,
+    sources: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            help="engine, pfl, selectors, defaults: show this result file, train nothing. engine "
+            "and pfl take several, each with its own --from.",
+        ),
     ] = None,
 ) -> None:
     """Measure speed, memory and quality on this machine."""
     _check_scale(scale)
     _check_jobs(jobs)
-    benchmarks.main(name, device=device, out=out, scale=scale, page=page, jobs=jobs, source=source)
+    if rounds is not None and rounds < 1:
+        raise UserError(f"--rounds is {rounds}; it must be at least 1.")
+    benchmarks.main(
+        name, device=device, out=out, scale=scale, page=page, jobs=jobs, rounds=rounds,
+        sources=tuple(sources or ()),
+    )  # fmt: skip
 
 
 def reproduce(

@@ -7,12 +7,9 @@ import torch
 from commands import corefed
 
 from corefed.coreset.solvers import SOLVERS
-from corefed.methods import pfedbayes
-from corefed.models import network
-from corefed.models.likelihood import Categorical
 from corefed.settings.config import resolve
 from corefed_studies import bench, reproduce
-from corefed_studies.bench import runtime, solvers
+from corefed_studies.bench import runtime, solvers, timed
 from corefed_studies.reproduce import cells as cells_
 from corefed_studies.reproduce import figure3, figure4, subsets
 
@@ -97,12 +94,21 @@ def test_bench_measures_both_runtimes(tmp_path, monkeypatch):
     assert all(row["loop / vmap"] > 0 and row["textbook / vmap"] > 0 for row in rows)
 
 
+def test_bench_measures_coresets(tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime, "WIDTHS", (5, 4, 3))
+    monkeypatch.setattr(runtime, "REPEATS", 1)
+    bench.main("coreset", device="cpu", out=tmp_path)
+    rows = json.loads((tmp_path / "bench-coreset-cpu.json").read_text())
+    assert [row["fraction"] for row in rows] == [0.1, 0.5]
+    assert all(row["ratio"] > 0 and row["refreshes a client"] >= 1 for row in rows)
+
+
 @pytest.mark.parametrize("clients", [1, 4])
 def test_bench_trains_real_clients(clients):
-    method = pfedbayes.build(pfedbayes.Config(), network.mlp(runtime.WIDTHS, Categorical(10)))
-    group = runtime.make_clients(method, clients, 20, torch.device("cpu"))
+    data = timed.random_data(clients, 20)
+    group = timed.make_clients(data, torch.device("cpu"), method="pfedbayes")
     before = group.clients.private["q"].clone()
-    group.train(clients)
+    group.train()
     assert not torch.equal(group.clients.private["q"], before)
 
 

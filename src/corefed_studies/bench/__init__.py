@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,16 @@ NAMES = {
     "runtime": Benchmark("runtime", "runtime", "all clients at once against one after the other"),
     "coreset": Benchmark(
         "runtime", "coreset", "what a round on coresets costs beside one on all data"
+    ),
+    "engine": Benchmark(
+        "engine", "main",
+        "rounds by runtime, whole runs and very many clients; paper is minutes",
+        ("page", "sources"), files=True,
+    ),
+    "pfl": Benchmark(
+        "pfl", "main",
+        "client trainings per second on CIFAR-10 in the setting of pfl-research",
+        ("page", "rounds", "sources"), files=True,
     ),
     "neighbours": Benchmark(
         "neighbours", "main", "a run beside busy processes against a run alone, on a CPU",
@@ -70,19 +81,31 @@ def main(
     scale: str = "paper",
     page: Path | None = None,
     jobs: int | None = None,
-    source: Path | None = None,
+    rounds: int | None = None,
+    sources: Sequence[Path] = (),
 ) -> None:
     """Run one benchmark and show what it measured; with `out`, write its numbers there as JSON."""
     if name not in NAMES:
         raise UserError(f"There is no benchmark {name!r}; there are {', '.join(NAMES)}.")
     entry = NAMES[name]
-    given = {"page": page, "jobs": jobs, "source": source}
-    given = {key: value for key, value in given.items() if value is not None}
+    one = "source" in entry.options
+    given: dict[str, object] = {
+        "page": page,
+        "jobs": jobs,
+        "rounds": rounds,
+        "source" if one else "sources": sources,
+    }
+    given = {key: value for key, value in given.items() if value is not None and value != ()}
     for key in given:
         if key not in entry.options:
-            able = " and ".join(each for each, other in NAMES.items() if key in other.options)
-            flag = "from" if key == "source" else key
-            raise UserError(f"--{flag} is for bench {able}; {name} does not take it.")
+            alike = ("source", "sources") if key == "sources" else (key,)
+            able = [each for each, other in NAMES.items() if {*alike} & {*other.options}]
+            flag = "from" if key == "sources" else key
+            raise UserError(f"--{flag} is for bench {' and '.join(able)}; {name} does not take it.")
+    if one and sources:
+        if len(sources) > 1:
+            raise UserError(f"bench {name} takes one --from, not {len(sources)}.")
+        given["source"] = sources[0]
     function = getattr(import_module(f"corefed_studies.bench.{entry.module}"), entry.function)
     if entry.files:
         function(scale, out, Console(stderr=True), device, **given)

@@ -9,7 +9,6 @@ a file, in memory, and on a GPU in its memory.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from typing import Any
@@ -53,7 +52,7 @@ def one(n: int, store: str, device: str, scale: str) -> dict[str, Any]:
         prior,
     )
     factor = torch.linalg.cholesky(near.covariance).float().to(device)
-    before = _resident_mb()
+    before = isolated.peak_mb()
     begun = time.perf_counter()
     coreset = build(
         log_p,
@@ -73,7 +72,7 @@ def one(n: int, store: str, device: str, scale: str) -> dict[str, Any]:
         "all s": seconds,
         "us a point": 1e6 * seconds / n,
         "potentials MB": n * draws * 4 / 2**20,
-        "peak MB": _resident_mb(),
+        "peak MB": isolated.peak_mb(),
         "of which before": before,
         "kept": d.kept,
         "fitted error": d.fitted_error,
@@ -88,12 +87,6 @@ def one(n: int, store: str, device: str, scale: str) -> dict[str, Any]:
 def log_p(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     eta = x @ theta
     return y * eta - torch.nn.functional.softplus(eta)
-
-
-def _resident_mb() -> float:
-    """The most this process has had resident so far; Linux counts in KiB, macOS in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 if __name__ == "__main__":

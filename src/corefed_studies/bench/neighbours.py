@@ -212,21 +212,18 @@ def one(way: str) -> dict[str, Any]:
     """Seconds of each round, and the number of threads, in this process."""
     import torch  # the process that starts others needs none of it
 
-    from corefed.methods import pfedbayes
-    from corefed.models import network
-    from corefed.models.likelihood import Categorical
     from corefed.training import threads
-    from corefed_studies.bench.runtime import WIDTHS, make_clients
+    from corefed_studies.bench.timed import make_clients, random_data
 
     if way != "corefed":
         threads.WORTH_THREADS = sys.maxsize  # no thread has clients of its own
-    method = pfedbayes.build(pfedbayes.Config(), network.mlp(WIDTHS, Categorical(WIDTHS[-1])))
-    group = make_clients(method, CLIENTS, POINTS, torch.device("cpu"))
-    group.train(CLIENTS)  # warm up
+    data = random_data(CLIENTS, POINTS)
+    group = make_clients(data, torch.device("cpu"), method="pfedbayes")
+    group.train()  # warm up
     seconds: list[float] = []
     while sum(seconds) < ENOUGH_SECONDS:
         began = time.perf_counter()
-        group.train(CLIENTS, len(seconds))
+        group.train(round_=len(seconds))
         seconds.append(time.perf_counter() - began)
     return {"seconds": seconds, "threads": torch.get_num_threads()}
 
