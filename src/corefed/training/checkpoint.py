@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -83,6 +84,17 @@ def decode(content: bytes, values: Mapping[str, object], where: str) -> State:
         )
     # Tensors in the file's memory may be misaligned, which can change the last bit of a sum.
     return State(about["round"], {k: v.clone() for k, v in tensors.items()})
+
+
+def round_of(path: Path) -> int:
+    """The round of a checkpoint, from its header alone; 0 if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.read(8)
+            about = _about(size + file.read(int.from_bytes(size, "little")))
+        return int(about["round"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def unpack(state: State, servers: Sequence[Tree], private: Tree) -> tuple[list[Tree], Tree]:

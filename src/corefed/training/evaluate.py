@@ -85,7 +85,7 @@ def evaluate(
         for name, model in models.items():
             predicted = method.predict(model, test.x[part], noise)
             here, own = unit.at(part) if unit else None, T[name][part] if name in T else None
-            each = _score(predicted, test.y[part], classes, here, own)
+            each = score(predicted, test.y[part], classes, here, own)
             points.setdefault(name, []).append(each)
         if elsewhere and method.traits.sent == () and per_run > 1:  # they share nothing
             own = T["personal"][part] if "personal" in T else None
@@ -140,12 +140,12 @@ def evaluate_clients(
     found = {}
     for name, model in client_side.models(method, broadcast, private, train).items():
         own = (temperature or {}).get(name)
-        each = _score(method.predict(model, test.x, noise), test.y, classes, unit, own)
+        each = score(method.predict(model, test.x, noise), test.y, classes, unit, own)
         found[name] = totals(*_masked(each, labels, real, slice(None)), classes)
     return found
 
 
-def _score(
+def score(
     prediction: Tensor,
     y: Tensor,
     classes: int,
@@ -174,20 +174,20 @@ def _score_elsewhere(
     """Each client's model on the test points of all others of its run."""
     parts = []
     for shift in range(1, per_run):
-        there = _neighbours(rows, shift, per_run)
+        there = neighbours(rows, shift, per_run)
         predicted = method.predict(model, test.x[there], noise)
         here = unit.at(there) if unit else None
-        parts.append(_score(predicted, test.y[there], classes, here, temperature))
+        parts.append(score(predicted, test.y[there], classes, here, temperature))
     return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
 
 
 def _roll(values: Tensor, rows: range, per_run: int) -> Tensor:
     """[C, (per_run - 1) n]: the values [C, n] of the other clients of the run."""
     shifts = range(1, per_run)
-    return torch.cat([values[_neighbours(rows, shift, per_run)] for shift in shifts], 1)
+    return torch.cat([values[neighbours(rows, shift, per_run)] for shift in shifts], 1)
 
 
-def _neighbours(rows: range, shift: int, per_run: int) -> list[int]:
+def neighbours(rows: Sequence[int], shift: int, per_run: int) -> list[int]:
     """For each row, the client `shift` places further in the same run."""
     return [row - row % per_run + (row + shift) % per_run for row in rows]
 

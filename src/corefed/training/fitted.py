@@ -114,7 +114,7 @@ def held_out_of(trees: Trees, models: Tree) -> Tree:
         g, number = divmod(one, per_run)
         x = data.test.x[one][real[one]]
         # Drawn on the CPU, as later predictions are; a GPU has other random numbers.
-        streams = Streams([Who(run.seeds[g], number)], run.rounds, x.device, "cpu")
+        streams = Streams([Who(run.seeds[g], trees.first + number)], run.rounds, x.device, "cpu")
         noise = uncertainty.draws_for(method, streams, run.evaluate_draws)
         for kind in KINDS:
             place = one if kind == "personal" else g
@@ -137,11 +137,16 @@ def keep_data(folder: Path, data: FederatedData) -> None:
 
 def keep_models(folder: Path, trees: Trees) -> None:
     """Write both files, or neither."""
+    models = models_of(trees)
+    keep_trees(folder, models, held_out_of(trees, models))
+
+
+def keep_trees(folder: Path, models: Tree, held_out: Tree) -> None:
+    """Write both files with these contents, or neither."""
     from safetensors.torch import save  # checked by `checkpoint.require_library`
 
-    models = models_of(trees)
     about = {"corefed": json.dumps({"schema": SCHEMA})}
-    contents = {MODELS: models, HELD_OUT: held_out_of(trees, models)}
+    contents = {MODELS: models, HELD_OUT: held_out}
     encoded = [(name, save(tree, metadata=about)) for name, tree in contents.items()]
     files.replace_all(folder, encoded)
 

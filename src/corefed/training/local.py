@@ -21,8 +21,8 @@ from corefed.training.variants import MethodAt
 class LocalClients:
     """All clients of one or several runs (seeds) on one device.
 
-    Row g N + i is client i of run g. State is stacked, so that a full cohort in one chunk is not
-    copied.
+    Row g N + i is client `first` + i of run g. State is stacked, so that a full cohort in one chunk
+    is not copied.
     """
 
     def __init__(
@@ -35,11 +35,12 @@ class LocalClients:
         chunk: int,
         source: torch.device | str | None = None,
         method_at: MethodAt | None = None,
+        first: int = 0,
     ) -> None:
         self.method, self.data, self.work, self.source = method, data, work, source
         self.method_at = method_at
         self.per_run = len(data.weight) // len(seeds)
-        self.who = [Who(seed, i) for seed in seeds for i in range(self.per_run)]
+        self.who = [Who(seed, first + i) for seed in seeds for i in range(self.per_run)]
         self.chunk = max(1, chunk)
         self.sizes = data.size
         rows = list(range(len(self.who)))

@@ -115,7 +115,10 @@ class Folder:
             except OSError as error:
                 raise UserError(f"Cannot read {self.path / STATE}: {error.strerror}.") from error
             state = decode(content, to_dict(experiment), str(self.path / STATE))
-        done = state.round if state is not None else 0
+        return self.cut_back(experiment, state.round if state is not None else 0), state
+
+    def cut_back(self, experiment: Experiment, done: int) -> list[Line]:
+        """The lines of the first `done` rounds; what is later is cut off, to go on from there."""
         rounds = experiment.run.rounds
         if done > rounds:
             raise UserError(
@@ -131,7 +134,7 @@ class Folder:
             self._replace(EXPERIMENT, to_toml(experiment).encode())  # rounds may have grown
             if done < rounds:
                 (self.path / SUMMARY).unlink(missing_ok=True)  # of the run when it was shorter
-        return lines, state
+        return lines
 
     def append(self, line: Line) -> None:
         """Add a round; a line that does not fit on the disk is removed."""

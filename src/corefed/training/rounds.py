@@ -16,7 +16,7 @@ from corefed.data.clients import FederatedData
 from corefed.models.own import Factory
 from corefed.settings.config import to_dict
 from corefed.settings.run import Experiment, Run
-from corefed.training import calibration, checkpoint, client_side, cost, fitted, record
+from corefed.training import calibration, checkpoint, client_side, cost, fitted, parts, record
 from corefed.training.evaluate import Evaluation, evaluate, means_of
 from corefed.training.loop import Answer, Line, run_rounds, size_of
 from corefed.training.setup import Setup, Trees, prepare
@@ -66,6 +66,7 @@ def train(
     values = to_dict(setup.experiment)
     lines: list[Line] = []
     if folder is not None and resume:
+        parts.refuse(folder.path)
         lines, state = folder.resume(setup.experiment)
         if state is not None:
             servers, local.private = checkpoint.unpack(state, servers, local.private)
@@ -91,14 +92,23 @@ def train(
     if folder is not None and finished and run.checkpoint_every:
         trees = setup.trees(servers, temperature)
         folder.keep(lambda path: fitted.keep_models(path, trees))
-    about = {**record.environment(run.device), "notes": list(setup.data.notes)}
-    summary = record.summarise(values, lines, about)
-    points = int(setup.data.train.size.sum())
-    summary["cost"]["passes_over_data"] = summary["cost"]["passes"] / max(1, points)
-    summary["cost"]["wall_seconds"] = time.perf_counter() - began
+    summary = summarise(setup, setup.data, lines, began)
     if folder is not None and finished:
         folder.finish(summary)
     return Result(summary, finished, setup, servers, temperature)
+
+
+def summarise(
+    setup: Setup, data: FederatedData, lines: list[Line], began: float, **about: object
+) -> dict[str, Any]:
+    """The summary of a simulated run that `began` at this time of `time.perf_counter`."""
+    device = setup.experiment.run.device
+    environment = {**record.environment(device), **about, "notes": list(data.notes)}
+    summary = record.summarise(to_dict(setup.experiment), lines, environment)
+    points = int(data.train.size.sum())
+    summary["cost"]["passes_over_data"] = summary["cost"]["passes"] / max(1, points)
+    summary["cost"]["wall_seconds"] = time.perf_counter() - began
+    return summary
 
 
 class Simulation:
@@ -111,7 +121,7 @@ class Simulation:
         run, method, clients = self.setup.experiment.run, self.setup.method, self.setup.clients
         before = self._selection_cost()
         updates, loss, examples = clients.train(t, servers, cohorts)
-        _refuse_divergence(run, t, loss)
+        refuse_divergence(run, t, loss)
         sizes = [size_of(client_side.sent(method, server)) for server in servers]
         numbers: Line = {
             "loss": loss.tolist(),
@@ -178,7 +188,7 @@ class Simulation:
         return sums
 
 
-def _refuse_divergence(run: Run, t: int, loss: Tensor) -> None:
+def refuse_divergence(run: Run, t: int, loss: Tensor) -> None:
     for seed, value in zip(run.seeds, loss.tolist(), strict=True):
         if not isfinite(value):
             raise UserError(

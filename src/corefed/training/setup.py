@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from corefed.training import local, variants
 
 
 class Setup(NamedTuple):
-    """A run before its first round. Row g N + i of the data is client i of the g-th seed."""
+    """A run before its first round. Row g N + i is client `first` + i of the g-th seed."""
 
     experiment: Experiment  # with all defaults filled in
     data: FederatedData
@@ -38,12 +38,13 @@ class Setup(NamedTuple):
     method: Method
     clients: local.LocalClients
     servers: list[Tree]  # one per seed
+    first: int = 0  # number of the first client that is here
 
     def trees(self, servers: list[Tree], temperature: Tree | None = None) -> Trees:
         """The current state, to be saved."""
         return Trees(
             self.experiment.run, self.data, self.method, servers, self.clients.private,
-            self.clients.chunk, temperature,
+            self.clients.chunk, temperature, self.first,
         )  # fmt: skip
 
 
@@ -57,6 +58,7 @@ class Trees(NamedTuple):
     private: Tree  # [G N, ...] row g N + i is client i of the g-th seed
     chunk: int = 1  # clients per pass when models are made
     temperature: Tree | None = None  # what `calibration.stored` gives; None: not calibrated
+    first: int = 0  # number of the first client that is here
 
 
 def concrete(experiment: Experiment) -> Experiment:
@@ -95,10 +97,12 @@ def prepare(
     experiment: Experiment,
     data: FederatedData | None = None,
     factory: Factory | None = None,
+    share: Callable[[int], range] | None = None,
 ) -> Setup:
     """Load, check and split the data; build model, method and clients. Writes nothing.
 
-    `data` and `factory`, if given, replace the data and the network that the run names.
+    `data` and `factory`, if given, replace the data and the network that the run names. `share`
+    says which of so many clients are here; the others' data do not go to the device.
     """
     experiment = concrete(experiment)
     run = experiment.run
@@ -113,7 +117,8 @@ def prepare(
     if clients != run.clients:  # they come from a column
         run = dataclasses.replace(run, clients=clients)
         experiment = dataclasses.replace(experiment, run=run)
-    data = data.to(device)
+    here = share(clients) if share is not None else range(clients)
+    data = (data if len(here) == clients else data.part(here)).to(device)
     model = network(run, data.train.x.shape[2:], data.classes, data.targets, factory)
     for note in model.notes:
         print(f"note: {note}", file=sys.stderr, flush=True)
@@ -127,9 +132,10 @@ def prepare(
     work = Work(run.local_steps, run.batch_size)
     at = variants.methods(run, [experiment.settings], model, device)
     trained = local.LocalClients(
-        method, data.train, run.seeds, servers, work, chunk, method_at=lambda t, runs: at(t, (0,))
-    )
-    return Setup(experiment, data, model, method, trained, servers)
+        method, data.train, run.seeds, servers, work, chunk,
+        method_at=lambda t, runs: at(t, (0,)), first=here.start,
+    )  # fmt: skip
+    return Setup(experiment, data, model, method, trained, servers, here.start)
 
 
 def stacked_clients(
