@@ -104,6 +104,8 @@ def run(
 ) -> None:
     """Train a federation and evaluate it. With no option: coreset-pfedbayes on the digits."""
     place = _place(workers, worker_timeout, out or resume)
+    if resume is not None and out is not None:
+        raise UserError("--resume goes on in its own folder; leave out --out.")
     from corefed.settings.config import resolve
     from corefed.show import report, tracking  # torch takes a second
     from corefed.training import record
@@ -127,17 +129,14 @@ def run(
     )
     followers = tracking.names(track or [])
     if resume is not None:
-        if out is not None:
-            raise UserError("--resume goes on in its own folder; leave out --out.")
         record.Folder(resume).refuse_missing()
         config = config or resume / record.EXPERIMENT
     experiment = resolve(config, given, assignments or [])
     folder = resume or out or record.default_folder(experiment.run.data, experiment.run.method)
     if place is None and workers > 1:
-        where = ["--resume", str(folder)] if resume is not None else ["--out", str(folder)]
-        left = ("workers", "out", "resume")
-        arguments = launcher.rebuild(click.get_current_context(), left, where)
-        raise typer.Exit(launcher.launch(workers, arguments))
+        here = click.get_current_context()
+        named = [] if out or resume else [f"--out={folder}"]
+        raise typer.Exit(launcher.launch(workers, here, *named))
     resuming, silent = resume is not None, quiet or json
     if place is not None:
         trained = _work(place, worker_timeout, experiment, folder, followers, resuming, silent)
@@ -175,7 +174,7 @@ def _place(workers: int, timeout: float, folder: Path | None) -> Place | None:
             "Workers that torchrun or Slurm starts need the name of the run's folder; give --out."
         )
     # Torch's own lines about sockets would be in front of our sentence; read when it is loaded.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     return place
 
 
@@ -190,7 +189,7 @@ def _work(
 ) -> Result | None:
     """Train as one of several workers. Only the first prints, writes and hears Ctrl-C."""
     from corefed.training import distributed, record  # torch takes a second
-    from corefed.training.world import WorkerLostError, joined
+    from corefed.training.world import CommonError, WorkerLostError, joined
 
     launcher.follow_parent()
     first = place.rank == 0
@@ -202,9 +201,12 @@ def _work(
             run = partial(distributed.train, world)
             if first:
                 return _train(experiment, folder, followers, resume=resume, silent=silent, run=run)
-            trained = run(experiment, folder, resume=resume)
+            try:
+                trained = run(experiment, folder, resume=resume)
+            except UserError as error:
+                raise CommonError(str(error)) from error
             return trained if trained.finished else None
-    except UserError:
+    except CommonError:
         if first:
             raise
         raise typer.Exit(2) from None  # the first one says why

@@ -31,8 +31,9 @@ PARENT = "COREFED_PARENT"
 """Variable with the number of a pipe that closes when the starting process ends."""
 
 
-def launch(workers: int, arguments: Sequence[str]) -> int:
-    """Run `corefed ARGUMENTS` on so many workers; the exit code of the run."""
+def launch(workers: int, context: click.Context, *more: str) -> int:
+    """Run the command of a context, with more arguments, on so many workers; its exit code."""
+    arguments = [*rebuild(context, without=("workers",)), *more]
     for attempt in range(RESTARTS + 1):
         codes = _attempt(workers, arguments, attempt)
         killed = [rank for rank, code in enumerate(codes) if code < 0]
@@ -128,8 +129,8 @@ def follow_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def rebuild(context: click.Context, without: Sequence[str], more: Sequence[str]) -> list[str]:
-    """The command of a context as arguments, without some options and with more."""
+def rebuild(context: click.Context, without: Sequence[str]) -> list[str]:
+    """The command of a context as arguments again, without some options."""
     arguments = [context.info_name or ""]
     for option in context.command.params:
         value = context.params.get(option.name or "")
@@ -140,7 +141,7 @@ def rebuild(context: click.Context, without: Sequence[str], more: Sequence[str])
             continue
         for each in value if isinstance(value, list | tuple) else [value]:
             arguments.append(f"{option.opts[0]}={each}")
-    return [*arguments, *more]
+    return arguments
 
 
 def _cores() -> int:

@@ -36,6 +36,10 @@ Shapes = dict[str, tuple[list[int], str]]
 """Shape and type of every tensor of a tree."""
 
 
+class CommonError(UserError):
+    """A mistake that every worker raises, so that the first alone need say it."""
+
+
 class WorkerLostError(Exception):
     """Another worker has ended or does not answer."""
 
@@ -171,18 +175,18 @@ def _refuse_strangers(said: list[dict[str, str]]) -> None:
     for rank, one in enumerate(said):
         for name in ("corefed", "torch"):
             if one[name] != said[0][name]:
-                raise UserError(
+                raise CommonError(
                     f"Worker {rank} on {one['host']} has {name} {one[name]} and worker 0 on "
                     f"{said[0]['host']} has {said[0][name]}; install the same version everywhere."
                 )
         if ("gpu" in one) != ("gpu" in said[0]):
-            raise UserError(
+            raise CommonError(
                 f"Only one of worker 0 on {said[0]['host']} and worker {rank} on {one['host']} has "
                 "a GPU; use machines of one kind, or --device cpu."
             )
         twins = [n for n in range(rank) if "gpu" in one and _seat(said[n]) == _seat(one)]
         if twins:
-            raise UserError(
+            raise CommonError(
                 f"Workers {twins[0]} and {rank} on {one['host']} would share one GPU; start at "
                 "most one worker per GPU, or use --device cpu."
             )

@@ -1,0 +1,166 @@
+"""What workers agree on, their shares of the clients, and checkpoints in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from corefed.base.errors import UserError
+from corefed.base.place import find_place, share
+from corefed.base.types import Tree
+from corefed.settings.config import resolve, to_dict
+from corefed.training import distributed, evaluate, parts, setup, world
+from corefed.training.shard_scores import totals_by_client
+
+
+@pytest.mark.parametrize(("clients", "size"), [(5, 2), (7, 7), (100, 8), (3, 1)])
+def test_shares_are_blocks_of_all_clients(clients: int, size: int) -> None:
+    shares = [share(clients, size, rank) for rank in range(size)]
+    assert [i for part in shares for i in part] == list(range(clients))
+    sizes = {len(part) for part in shares}
+    assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
+
+
+def test_places_of_torchrun_and_slurm() -> None:
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    assert find_place(torchrun) == (3, 4, 1, False)
+    assert find_place({**torchrun, "TORCHELASTIC_RESTART_COUNT": "2"}) == (3, 4, 1, True)
+    slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
+    assert find_place(slurm) is None  # a job of several runs
+    assert find_place({**slurm, "MASTER_ADDR": "node1"}) == (5, 8, 1, False)
+    assert find_place({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert find_place({}) is None
+
+
+HELLO = {"host": "a", "corefed": "1", "torch": "2"}
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ({**HELLO, "host": "b", "corefed": "2"}, "Worker 1 on b has corefed 2 and worker 0 on a"),
+        ({**HELLO, "gpu": "x"}, "has a GPU; use machines of one kind"),
+    ],
+)
+def test_strangers_are_refused(second: dict[str, str], words: str) -> None:
+    world._refuse_strangers([HELLO, HELLO])
+    with pytest.raises(UserError, match=words):
+        world._refuse_strangers([HELLO, second])
+
+
+def test_fewer_gpus_than_workers() -> None:
+    one, other = ({**HELLO, "gpu": gpu} for gpu in "xy")
+    world._refuse_strangers([one, other, {**one, "host": "b"}])
+    with pytest.raises(UserError, match="Workers 0 and 2 on a would share one GPU"):
+        world._refuse_strangers([one, other, one])
+
+
+class Talk(world.World):
+    """A first worker whose one companion says what it is told to."""
+
+    def __init__(self, other: Any) -> None:
+        super().__init__(0, 2)
+        self.other = other
+
+    def ask(self, mine: Any) -> list[Any]:
+        return [mine, mine | self.other]
+
+
+def test_other_settings_and_other_data_are_refused() -> None:
+    experiment = resolve(None, {"clients": 3, "rounds": 2}, [])
+    _, data = distributed._prepare(Talk({}), experiment)
+    values = to_dict(experiment)
+    distributed._compare(Talk({}), values, data)
+    with pytest.raises(UserError, match="Worker 1 has other data than worker 0"):
+        distributed._compare(Talk({"data": "0"}), values, data)
+    with pytest.raises(UserError, match=r"other settings than worker 0: hidden \(\[1\] there"):
+        distributed._compare(Talk({"settings": "0", "hidden": [1]}), values, data)
+    with pytest.raises(UserError, match="There are 2 workers and 1 clients"):
+        distributed._prepare(Talk({}), resolve(None, {"clients": 1}, []))
+
+
+@pytest.mark.parametrize("classes", [0, 4])
+def test_totals_of_every_client_are_those_of_each(classes: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    real = torch.rand(3, 20, generator=g) < 0.7
+    real[1] = False
+    if classes:
+        y = torch.randint(classes, (3, 20), generator=g)
+        each = evaluate.score_classes(torch.rand(3, 20, classes, generator=g).softmax(-1), y)
+    else:
+        y = torch.randn(3, 20, 1, generator=g)
+        each = evaluate.score_targets(torch.rand(3, 20, 2, generator=g), y)
+    each = {name: value.masked_fill(~real, float("nan")) for name, value in each.items()}
+    found = totals_by_client(each, y, real, classes)
+    for client in range(3):
+        mask = real[client]
+        own = {name: value[client][mask] for name, value in each.items()}
+        expected = evaluate.totals(own, y[client][mask], classes)
+        assert expected.keys() == found.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name][client], value, check_dtype=False)
+
+
+# Checkpoints
+
+
+VALUES = {"method": "x", "rounds": 9}
+CLIENTS, RUNS = 5, 2
+
+
+def state(round_: int) -> Tensor:
+    """[G N, 3]: a number for each run, client and place."""
+    return torch.arange(RUNS * CLIENTS * 3.0).view(-1, 3) + 100 * round_
+
+
+def rows(size: int, rank: int) -> list[int]:
+    return [g * CLIENTS + i for g in range(RUNS) for i in share(CLIENTS, size, rank)]
+
+
+def save(folder: Path, size: int, rank: int, round_: int) -> None:
+    servers = [{"v": torch.full((2,), float(round_ + g))} for g in range(RUNS)]
+    mine: Tree = {"q": state(round_)[rows(size, rank)]}
+    parts.Parts(folder, VALUES, 1, rank, size).save(round_, servers, mine)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_any_number_of_workers_goes_on_from_the_parts(tmp_path: Path, size: int) -> None:
+    for round_ in (1, 2, 3):
+        for rank in range(2):
+            save(tmp_path, 2, rank, round_)
+    save(tmp_path, 2, 0, 4)  # and the other was killed before it could
+    written = parts.newest([parts.find(tmp_path)])
+    assert written == (2, 3)
+    for rank in range(size):
+        fresh = {"q": torch.zeros(len(rows(size, rank)), 3)}
+        servers: list[Tree] = [{"v": torch.zeros(2)}] * RUNS
+        mine = share(CLIENTS, size, rank)
+        found, private = parts.load(tmp_path, VALUES, written, servers, fresh, mine, CLIENTS)
+        assert private["q"].equal(state(3)[rows(size, rank)])
+        assert [each["v"].tolist() for each in found] == [[3.0, 3.0], [4.0, 4.0]]
+    with pytest.raises(UserError, match="was trained by 2 workers"):
+        parts.refuse(tmp_path)
+
+
+def test_parts_that_have_no_round_in_common_are_not_used(tmp_path: Path) -> None:
+    assert parts.newest([parts.find(tmp_path)]) == (1, 0)
+    save(tmp_path, 2, 0, 1)
+    assert parts.newest([parts.find(tmp_path)]) == (1, 0)
+    parts.refuse(tmp_path / "elsewhere")
+
+
+def test_a_part_keeps_its_clients_and_their_numbers() -> None:
+    """A worker's clients have the numbers, and so the random streams, that they have alone."""
+    experiment = resolve(None, {"clients": 5, "rounds": 2, "seeds": "0,1"}, [])
+    whole = setup.prepare(experiment)
+    part = setup.prepare(experiment, share=lambda n: share(n, 2, 1))
+    mine = [row for row in range(10) if row % 5 >= 2]
+    assert part.first == 2
+    assert part.clients.who == [whole.clients.who[row] for row in mine]
+    assert part.data.names == [whole.data.names[row] for row in mine]
+    assert part.data.train.x.equal(whole.data.train.x[mine])
+    assert part.experiment.run.clients == 5
