@@ -13,7 +13,7 @@ from corefed.base.errors import UserError
 from corefed.base.place import find_place, share
 from corefed.base.types import Tree
 from corefed.settings.config import resolve, to_dict
-from corefed.training import distributed, evaluate, parts, setup, world
+from corefed.training import distributed, evaluate, parts, record, setup, world
 from corefed.training.shard_scores import totals_by_client
 
 
@@ -144,6 +144,19 @@ def test_any_number_of_workers_goes_on_from_the_parts(tmp_path: Path, size: int)
         assert [each["v"].tolist() for each in found] == [[3.0, 3.0], [4.0, 4.0]]
     with pytest.raises(UserError, match="was trained by 2 workers"):
         parts.refuse(tmp_path)
+
+
+def test_workers_go_on_from_the_checkpoint_of_one_process(tmp_path: Path) -> None:
+    record.Folder(tmp_path).checkpoint(VALUES, 6, [{"v": torch.ones(2)}] * RUNS, {"q": state(6)})
+    save(tmp_path, 2, 0, 5)
+    save(tmp_path, 2, 1, 5)
+    written = parts.newest([parts.find(tmp_path)])
+    assert written == (1, 6)
+    servers: list[Tree] = [{"v": torch.zeros(2)}] * RUNS
+    fresh, mine = {"q": torch.zeros(len(rows(2, 1)), 3)}, share(CLIENTS, 2, 1)
+    found, private = parts.load(tmp_path, VALUES, written, servers, fresh, mine, CLIENTS)
+    assert private["q"].equal(state(6)[rows(2, 1)])
+    assert found[1]["v"].tolist() == [1.0, 1.0]
 
 
 def test_parts_that_have_no_round_in_common_are_not_used(tmp_path: Path) -> None:

@@ -39,8 +39,9 @@ def launch(workers: int, context: click.Context, *more: str) -> int:
         killed = [rank for rank, code in enumerate(codes) if code < 0]
         if 2 in codes or INTERRUPTED in codes:
             return 2 if 2 in codes else INTERRUPTED
-        if not killed and LOST not in codes:
-            return max(codes)
+        wrong = [code for code in codes if code > 0 and code != LOST]
+        if not killed and (wrong or LOST not in codes):
+            return max(wrong, default=0)  # a mistake in the program would only come again
         who = f"worker {killed[0]} of {workers} was killed" if killed else "a worker was lost"
         if attempt < RESTARTS:
             again = f"starting again from the last checkpoint ({attempt + 1} of {RESTARTS})"

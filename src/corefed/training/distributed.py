@@ -149,7 +149,7 @@ def _digest(data: FederatedData) -> str:
     found = hashlib.blake2b(digest_size=16)
     for points in (data.train, data.test, data.validation):
         for field in points or ():
-            found.update(field.contiguous().numpy().tobytes())
+            found.update(field.contiguous().numpy().reshape(-1).data)
     return found.hexdigest()
 
 

@@ -20,7 +20,6 @@ from corefed.training.evaluate import (
     Evaluation,
     accuracy_by_class,
     bins,
-    first_metric,
     named_metrics,
     neighbours,
     overconfidence,
@@ -139,7 +138,7 @@ def summarise(scores: Scores, real: Tensor, runs: int, classes: int) -> Evaluati
     ]
     own = [{kind: sums for kind, sums in run.items() if kind != OTHERS} for run in every]
     first = scores.sums["personal" if "personal" in scores.sums else next(iter(scores.sums))]
-    each = [first_metric({k: v[row] for k, v in first.items()}) for row in range(len(real))]
+    each = _first_metrics(first)
     return Evaluation(
         metrics=[named_metrics(run) for run in every],
         clients=[each[span] for span in spans],
@@ -151,3 +150,12 @@ def summarise(scores: Scores, real: Tensor, runs: int, classes: int) -> Evaluati
         ],
         points={},
     )
+
+
+def _first_metrics(sums: Tree) -> list[float | None]:
+    """`evaluate.first_metric` of every client, without a loop over their tensors."""
+    points = sums["points"]
+    error = sums.get("squared_error")
+    each = sums["correct"] / points if error is None else (error / points).sqrt()
+    pairs = zip(each.tolist(), points.tolist(), strict=True)
+    return [value if count else None for value, count in pairs]
