@@ -147,7 +147,8 @@ def test_any_number_of_workers_goes_on_from_the_parts(tmp_path: Path, size: int)
 
 
 def test_workers_go_on_from_the_checkpoint_of_one_process(tmp_path: Path) -> None:
-    record.Folder(tmp_path).checkpoint(VALUES, 6, [{"v": torch.ones(2)}] * RUNS, {"q": state(6)})
+    kept: list[Tree] = [{"v": torch.ones(2)} for _ in range(RUNS)]
+    record.Folder(tmp_path).checkpoint(VALUES, 6, kept, {"q": state(6)})
     save(tmp_path, 2, 0, 5)
     save(tmp_path, 2, 1, 5)
     written = parts.newest([parts.find(tmp_path)])
