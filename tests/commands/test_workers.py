@@ -13,11 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+import typer
 from commands import corefed
 from safetensors.torch import load_file
 
-from corefed.commands import workers
+from corefed.base.errors import UserError
+from corefed.commands import cli, workers
 from corefed.training import record
 
 ROUNDS = 150
@@ -139,3 +142,43 @@ def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     result = corefed(*RUN)
     assert result.code == 2
     assert "give --out" in result.err
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([[0, 0]], 0),
+        ([[2, 2]], 2),
+        ([[2, 75]], 2),
+        ([[130, 75]], 130),
+        ([[75, 1]], 1),  # a mistake in the program: the other only lost it
+        ([[-9, 75], [75, 75], [0, 0]], 0),
+    ],
+)
+def test_only_a_group_that_lost_a_worker_is_started_again(
+    codes: list[list[int]], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter(codes)
+    monkeypatch.setattr(workers, "_attempt", lambda *_: next(left))
+    monkeypatch.setattr(workers, "rebuild", lambda *_, **__: [])
+    assert workers.launch(2, click.Context(click.Command("run"))) == expected
+    assert next(left, None) is None
+
+
+def test_a_worker_that_is_killed_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_attempt", lambda *_: [75, -9])
+    with pytest.raises(UserError, match="Worker 1 of 2 was killed for the 4th time"):
+        workers.launch(2, click.Context(click.Command("run")))
+
+
+def test_workers_get_the_options_of_the_command() -> None:
+    command = typer.main.get_command(cli.app)
+    assert isinstance(command, click.Group)
+    given = ["--data=table:a b.csv", "--seed=0,1", "--set=x=1", "--set=y=a,b", "--quiet"]
+    context = command.commands["run"].make_context("run", [*given, "--workers=3"])
+    found = workers.rebuild(context, without=("workers",))
+    assert found[0] == "run"
+    assert set(given) - {"--quiet"} <= set(found)
+    assert not any(each.startswith("--workers") for each in found)
+    again = command.commands["run"].make_context("run", found[1:])
+    assert {**again.params, "workers": 3} == context.params

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import HashStore
 
 from corefed.base.errors import UserError
-from corefed.base.place import find_place, share
+from corefed.base.place import Place, find_place, share
 from corefed.base.types import Tree
 from corefed.settings.config import resolve, to_dict
 from corefed.training import distributed, evaluate, parts, record, setup, world
@@ -57,6 +59,22 @@ def test_fewer_gpus_than_workers() -> None:
     world._refuse_strangers([one, other, {**one, "host": "b"}])
     with pytest.raises(UserError, match="Workers 0 and 2 on a would share one GPU"):
         world._refuse_strangers([one, other, one])
+
+
+def test_a_group_that_is_started_again_ignores_the_words_of_the_dead() -> None:
+    """torchrun keeps its store: two groups, one after the other, and a dead worker's word."""
+    store, found = HashStore(), []
+    store.set("corefed/word/1", "a dead worker's")
+    for number in range(2):
+        places = [Place(rank, 2, rank, number > 0) for rank in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            both = list(pool.map(lambda place: world._fresh(store, place, 20.0), places))
+        both[0].set("key", str(number))
+        assert both[1].get("key").decode() == str(number)
+        found.append(both[1])
+    assert found[0].get("key").decode() == "0"
+    with pytest.raises(RuntimeError, match="not all workers came"):
+        world._fresh(store, Place(0, 2, 0, True), 0.1)
 
 
 class Talk(world.World):
@@ -178,3 +196,9 @@ def test_a_part_keeps_its_clients_and_their_numbers() -> None:
     assert part.data.names == [whole.data.names[row] for row in mine]
     assert part.data.train.x.equal(whole.data.train.x[mine])
     assert part.experiment.run.clients == 5
+
+
+def test_a_part_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text("a file where a folder should be")
+    with pytest.raises(UserError, match="The checkpoint before round 1 is kept"):
+        save(tmp_path, 2, 0, 1)

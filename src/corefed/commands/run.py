@@ -210,9 +210,13 @@ def _work(
         if first:
             raise
         raise typer.Exit(2) from None  # the first one says why
-    except WorkerLostError as error:
+    except WorkerLostError:
         if first and launcher.PARENT not in os.environ:
-            print(f"error: another worker has ended ({error})", file=sys.stderr)
+            print(
+                "error: another worker has ended; started again or resumed, the run goes on from "
+                "its last checkpoint.",
+                file=sys.stderr,
+            )
         raise typer.Exit(LOST) from None
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from corefed import __version__
@@ -155,7 +158,7 @@ def _meet(place: Place, facts: dict[str, str], timeout: float) -> Any:
     seconds = timedelta(seconds=timeout)
     try:
         found = rendezvous("env://", place.rank, place.size, timeout=seconds)
-        store = next(found)[0]
+        store = _fresh(next(found)[0], place, timeout)
         store.set(f"corefed/{place.rank}", json.dumps(facts))
         names = [f"corefed/{rank}" for rank in range(place.size)]
         store.wait(names, seconds)
@@ -168,6 +171,33 @@ def _meet(place: Place, facts: dict[str, str], timeout: float) -> Any:
         ) from error
     _refuse_strangers(said)
     return store
+
+
+def _fresh(store: Any, place: Place, timeout: float) -> Any:
+    """A part of the store that no earlier group of workers has used.
+
+    torchrun keeps its store when it starts a group again, with the addresses of dead workers in it.
+    So every worker says a random word, and the first answers each word with the number of its
+    group; only those who live can read the answer and count themselves in.
+    """
+    if place.rank > 0:
+        word = secrets.token_hex(8)
+        store.set(f"corefed/word/{place.rank}", word)
+        store.wait([f"corefed/group/{word}"], timedelta(seconds=timeout))
+        group = store.get(f"corefed/group/{word}").decode()
+        store.add(f"corefed/here/{group}", 1)
+        return PrefixStore(f"corefed/{group}", store)
+    group = str(store.add("corefed/groups", 1))
+    deadline = time.monotonic() + timeout
+    while store.add(f"corefed/here/{group}", 0) < place.size - 1:
+        if time.monotonic() > deadline:
+            raise RuntimeError("not all workers came")
+        for rank in range(1, place.size):
+            if store.check([f"corefed/word/{rank}"]):
+                word = store.get(f"corefed/word/{rank}").decode()
+                store.set(f"corefed/group/{word}", group)
+        time.sleep(0.02)
+    return PrefixStore(f"corefed/{group}", store)
 
 
 def _refuse_strangers(said: list[dict[str, str]]) -> None:
