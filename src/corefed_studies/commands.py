@@ -35,7 +35,7 @@ def bench(
     ] = "paper",
     page: Annotated[
         Path | None,
-        typer.Option(help="solvers, selectors, defaults: a Markdown page to put the tables into."),
+        typer.Option(help="neighbours, solvers, selectors, defaults: a Markdown page for tables."),
     ] = None,
     jobs: Annotated[
         int | None,

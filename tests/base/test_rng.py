@@ -55,8 +55,6 @@ def test_a_client_draws_the_same_in_any_company(who: list[Who]) -> None:
 
 
 def test_large_draws_are_the_same_in_any_company() -> None:
-    """Large enough to be drawn by several threads, in whatever order those finish."""
-    assert len(CLIENTS) * 20_000 > rng.WORTH_THREADS
     streams = Streams(CLIENTS, 3)
     together = [streams.normal("theta", 20_000) for _ in range(3)]
     for row, who in enumerate(CLIENTS):
@@ -87,7 +85,7 @@ def test_purposes_do_not_move_each_other_on() -> None:
     first = plain.normal("theta", 6)
     busy = Streams(CLIENTS, 0)
     busy.uniform("subset", 11)
-    busy.generators("batch", host=True)[0].manual_seed(5)
+    busy.words("batch", 3)
     assert torch.equal(busy.normal("theta", 6), first)
 
 
@@ -95,7 +93,7 @@ def test_a_second_draw_goes_on_and_a_restart_begins_again() -> None:
     streams = Streams(CLIENTS, 0)
     first, second = streams.uniform("subset", 8), streams.uniform("subset", 8)
     assert not torch.equal(first, second)
-    assert torch.equal(torch.cat([first, second], 1), Streams(CLIENTS, 0).uniform("subset", 16))
+    assert torch.equal(first, Streams(CLIENTS, 0).uniform("subset", 16)[:, :8])
     assert torch.equal(streams.restart().uniform("subset", 8), first)
 
 
@@ -122,6 +120,26 @@ def test_host_streams_are_drawn_on_the_cpu() -> None:
     values = torch.rand(3, generator=generators[2])
     alone = rng.generator(0, 0, 2, "batch")
     assert torch.equal(values, torch.rand(3, generator=alone))
+
+
+def test_stretches_are_the_same_in_pieces_of_any_length() -> None:
+    whole = Streams(CLIENTS, 1).stretches("theta", 2, 9)(0, 7)
+    assert whole.shape == (5, 7, 2, 9)
+    draw = Streams(CLIENTS, 1).stretches("theta", 2, 9)
+    pieces = [draw(first, count) for first, count in ((0, 3), (3, 1), (4, 3))]
+    assert torch.equal(torch.cat(pieces, 1), whole)
+    alone = Streams(CLIENTS[2:3], 1).stretches("theta", 2, 9)(5, 1)
+    assert torch.equal(alone[0, 0], whole[2, 5])
+
+
+def test_words_do_not_depend_on_how_many_are_asked_for() -> None:
+    """Rows of a padded client are longer, and others may need more calls."""
+    short = Streams(CLIENTS, 1).words("batch", 5, calls=2)
+    long = Streams(CLIENTS, 1).words("batch", 50, calls=6)
+    assert torch.equal(short, long[:, :2, :5])
+    streams = Streams(CLIENTS, 1)
+    streams.words("batch", 5, calls=2, counted=4)
+    assert torch.equal(streams.words("batch", 50), long[:, 4:5])
 
 
 def test_moments_of_the_draws() -> None:
@@ -172,6 +190,6 @@ def test_the_same_client_twice_draws_once() -> None:
     who = [Who(0, 0), Who(0, 1), Who(0, 0), Who(1, 0)]
     together, apart = Streams(who, 3), Streams(who, 3)
     for shape in ((5,), (2, 3)):
-        drawn = together.normal("theta", *shape, together=True)
+        drawn = together.stretches("theta", *shape)(0, 1)[:, 0]
         assert torch.equal(drawn, apart.normal("theta", *shape))
         assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[3])

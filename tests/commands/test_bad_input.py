@@ -15,7 +15,7 @@ import sklearn.datasets
 import torch
 from commands import SMALL, Result, corefed
 
-from corefed.training import record
+from corefed.training import record, segments
 
 
 def assert_refused(result: Result, out: Path, *words: str) -> None:
@@ -151,21 +151,15 @@ def test_a_disk_that_fills_up_keeps_the_run_so_far(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full from the second checkpoint on; freed, the run goes on to the same end."""
-    replace, checkpoints = record.Folder._replace, []
+    encode = segments.encode
 
-    def fill(self: record.Folder, name: str, content: bytes) -> None:
-        checkpoints.extend([name] if name == record.STATE else [])
-        if len(checkpoints) < 2:
-            return replace(self, name, content)
-        with monkeypatch.context() as patch:
-            patch.setattr(record.os, "write", no_space)
-            return replace(self, name, content)
-
-    def no_space(*_: Any) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def fill(file: str, tensors: Any) -> Any:
+        if not file.startswith("000001"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return encode(file, tensors)
 
     with monkeypatch.context() as patch:
-        patch.setattr(record.Folder, "_replace", fill)
+        patch.setattr(segments, "encode", fill)
         result = run(out, "--rounds=3")
     errors = [text for text in result.err.splitlines() if text.startswith("error: ")]
     assert result.code == 2
@@ -194,6 +188,9 @@ def test_a_disk_that_fills_up_keeps_the_run_so_far(
         ("--set=runtime=fast",),
         ("--set=cohort=5",),
         ("--set=scale=3",),
+        ("--set=checkpoint_every=-2",),
+        ("--set=checkpoint_share=0",),
+        ("--set=checkpoint_minutes=0",),
         ("--config=/nowhere/e.toml",),
         ("--resume=/nowhere",),
         ("--nonsense",),

@@ -17,7 +17,7 @@ from corefed.commands import personalize
 from corefed.data.clients import FederatedData
 from corefed.methods.registry import METHODS
 from corefed.settings.config import resolve
-from corefed.training import client_side, fitted, newcomers, record, rounds
+from corefed.training import client_side, fitted, newcomers, record, rounds, saving
 from corefed.use.newcomer import read
 
 CLIENTS = 3
@@ -111,7 +111,7 @@ def test_fine_tuning_makes_all_its_steps_from_the_shared_model(runs: dict[str, P
     start = client_side.start(model.method, broadcast, data.train)
     streams = Streams([Who(0, CLIENTS)], 0)
     trained = client_side.train(model.method, broadcast, start, data.train, streams, Work(8, 100))
-    kept = fitted.models_of(joined.setup.trees([joined.server]))
+    kept = saving.models_of(joined.setup.trees([joined.server]))
     assert torch.equal(kept["personal.theta"], trained.private["theta"])
     assert torch.equal(kept["global.theta"], model.models["server.theta"][:1])
 

@@ -49,9 +49,9 @@ BAD = {
         "x,site,y\n" + rows(10_000, "{i},{i},{ab}"),
         "has 10000 different values, and each would be a client",
     ),
-    "more clients than are counted": (
+    "more clients than categories are counted": (
         "x,site,y\n" + rows(10_500, "{i},u{i},{ab}"),
-        "has more than 10000 different values, and each would be a client",
+        "has 10500 different values, and each would be a client, with 1.0 rows on average",
     ),
     "no clients": ("x,site,y\n" + rows(30, "{i},,{ab}"), "is empty; there are no clients"),
     "no row whole": (

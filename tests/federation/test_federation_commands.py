@@ -14,6 +14,7 @@ import pytest
 from commands import corefed
 from federation_processes import Federation
 
+from corefed.base import machine
 from corefed.federation.operate import creating, demo, following, processes, serving
 from corefed.federation.operate.folder import ClientFolder, ServerFolder
 from corefed.training import record
@@ -256,6 +257,17 @@ def test_flower_is_told_to_stay_quiet_and_finds_our_programs_only(
         assert environment["NO_PROXY"] == "example.org,127.0.0.1,localhost,::1"
     assert processes.server_environment(server)["COREFED_SERVER"] == str(server.path)
     assert "COREFED_SERVER" not in processes.client_environment(client, "data", None)
+
+
+def test_flowers_programs_are_good_neighbours(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*machine.NUMBER, *machine.WAITING):
+        monkeypatch.delenv(name, raising=False)
+    client = ClientFolder.read(made / "clients" / "bob")
+    environment = processes.client_environment(client, "data", None)
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert environment["OMP_NUM_THREADS"] == str(machine.usable_cores())
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert processes.client_environment(client, "data", None)["OMP_NUM_THREADS"] == "3"
 
 
 def test_commands_of_flower_carry_no_secret(made: Path) -> None:

@@ -20,11 +20,12 @@ import pytest
 import torch
 from federation_points import deal
 from federation_processes import Federation, Process, federation, process_tree
+from saved_state import loaded
 
 from corefed.base.types import Tree
 from corefed.federation import events
 from corefed.settings import config
-from corefed.training import checkpoint, record, rounds
+from corefed.training import record, rounds
 
 pytestmark = pytest.mark.federation
 
@@ -94,10 +95,8 @@ def events_of(fed: Federation, run: str, *kinds: str) -> list[dict[str, Any]]:
 
 
 def server_of(fed: Federation, run: str) -> Tree:
-    values = config.to_dict(config.resolve(folder(fed, run) / record.EXPERIMENT))
-    content = (folder(fed, run) / record.STATE).read_bytes()
-    tensors = checkpoint.decode(content, values, "checkpoint").tensors
-    return {name.removeprefix("server.0."): value for name, value in tensors.items()}
+    (server,) = loaded(folder(fed, run)).servers
+    return server
 
 
 def simulated(**settings: Any) -> Tree:

@@ -18,7 +18,7 @@ from federation_points import deal
 from corefed.federation import server, task_context
 from corefed.federation.rules import Rules
 from corefed.settings import config
-from corefed.training import fitted, record, rounds
+from corefed.training import fitted, record, rounds, saving
 
 FLAGS: dict[str, Any] = {
     "method": "coreset-pfedbayes", "data": "digits", "partition": "iid", "clients": 2,
@@ -85,7 +85,7 @@ def test_a_disk_without_room_for_the_model_does_not_spoil_the_run(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(fitted, "keep_models", full)
+    monkeypatch.setattr(saving, "keep_models", full)
     assert "personal_accuracy" in federate(tmp_path, "cpu")["metrics"]
     assert "The model of this run is not kept" in capfd.readouterr().err
 

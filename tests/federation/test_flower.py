@@ -20,6 +20,7 @@ import torch
 from federation_inprocess import LOST, QUICK, Folders, changed, federation
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from saved_state import loaded
 
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
@@ -35,7 +36,7 @@ from corefed.models.network import mlp
 from corefed.settings import config
 from corefed.settings.fields import list_settings
 from corefed.show import report
-from corefed.training import checkpoint, fitted, record, rounds
+from corefed.training import fitted, record, rounds
 
 DIGITS: dict[str, Any] = {
     "method": "pfedbayes", "data": "digits", "partition": "iid", "clients": 3, "keep": 0.15,
@@ -60,10 +61,8 @@ def lines_of(folders: Folders) -> list[dict[str, Any]]:
 
 def server_of(folders: Folders) -> Tree:
     """The server's state in the run's checkpoint."""
-    content = (folders.run / record.STATE).read_bytes()
-    values = config.to_dict(config.resolve(folders.run / record.EXPERIMENT))
-    tensors = checkpoint.decode(content, values, "checkpoint").tensors
-    return {name.removeprefix("server.0."): value for name, value in tensors.items()}
+    (server,) = loaded(folders.run).servers
+    return server
 
 
 def events_of(folders: Folders, event: str) -> list[dict[str, Any]]:

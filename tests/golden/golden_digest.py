@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import hashlib
+import io
 import json
 import math
 import platform
@@ -27,6 +28,12 @@ import torch
 from safetensors.torch import load
 from threadpoolctl import threadpool_limits
 from torch import Tensor
+
+from corefed.settings.config import resolve, to_dict
+from corefed.training import segments
+from corefed.training.checkpoint import load as load_checkpoint
+from corefed.training.checkpoint import restore
+from corefed.training.setup import prepare
 
 HERE = Path(__file__).parent
 DIGESTS, ENVIRONMENT = HERE / "digests", HERE / "environment.json"
@@ -43,7 +50,6 @@ before the file ("newcomer/", "server/", "alice/") is left out.
 FILES = {
     "fitted": "fitted.safetensors",
     "held_out": "held_out.safetensors",
-    "state": "checkpoint/state.safetensors",
 }
 EACH_ROUND = ("loss", "examples", "selection_examples", "bytes_up", "bytes_down")
 ERRORS = ("fitted_error", "held_out_error", "uniform_error", "weight_sum", "shrink")
@@ -70,7 +76,25 @@ def of_run(folder: Path, prefix: str = "") -> Fields:
         if (folder / name).exists():
             tensors = load((folder / name).read_bytes())
             fields |= {f"{short}/{key}": of_tensor(value) for key, value in tensors.items()}
+    if (folder / "checkpoint").exists():
+        state = checkpoint(folder)
+        fields |= {f"state/{key}": of_tensor(value) for key, value in state.items()}
     return {f"{prefix}{key}": value for key, value in fields.items()}
+
+
+def checkpoint(folder: Path) -> dict[str, Tensor]:
+    """The state in the last checkpoint of a run; clients that it leaves out are as they began."""
+    experiment = resolve(folder / "experiment.toml")
+    found = load_checkpoint(folder, to_dict(experiment))
+    if found is None:
+        return {}
+    tensors = segments.pack_server(found.servers)
+    if found.segments:
+        with contextlib.redirect_stderr(io.StringIO()):  # notes that the run has given already
+            setup = prepare(experiment)
+        restore(found, setup.servers, setup.clients)
+        tensors |= {f"private.{k}": v for k, v in setup.clients.private.items()}
+    return tensors
 
 
 def of_tensor(value: Tensor) -> list[Any]:

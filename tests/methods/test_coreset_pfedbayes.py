@@ -67,7 +67,7 @@ def test_method_is_algorithm_1(kl_weight, optimizer):
     config = config_with(
         preset="paper", widths=(1.0,), solver="aiht", shrink=0.0, fraction=0.25,
         kl_weight=kl_weight, zeta=10.0, beta=0.7, optimizer=optimizer, eta_1=0.01,
-        eta_2=0.001, initial_rho=-3.0, anneal=0.0, max_iterations=40, kl_rows=6,
+        eta_2=0.001, initial_rho=-3.0, anneal=0.0, max_iterations=25, kl_rows=6,
     )  # fmt: skip
     data, work = federation(torch.float64), Work(5, 10)
     rounds = 1 if kl_weight else 3

@@ -37,6 +37,7 @@ from method_rows import (
     assert_same,
     assert_same_tree,
     build,
+    compile_steps,
     cuda,
     equal,
     every_method,
@@ -72,6 +73,19 @@ def test_loop_and_vmap_agree(row: Row, kind: str, chunk: int) -> None:
     expected = loop(row, row.rounds, kind)
     assert all(v.isfinite().all() for v in expected.messages[-1].values())
     assert_same(run(method, data, chunk=chunk, rounds=row.rounds), expected, **TIGHT)
+
+
+@every_method
+@pytest.mark.parametrize(("kind", "chunk"), [("classes", len(SIZES)), ("targets", 2)])
+def test_traced_steps_are_the_steps(row: Row, kind: str, chunk: int) -> None:
+    """What is compiled is traced once and run again with other minibatches, noise and clients."""
+    if not build(row).traits.stackable:
+        pytest.skip("is not compiled: its settings cannot be tensors")
+    compiled = compile_steps(row, kind=kind)
+    found = run(
+        build(row, kind), federation(kind), chunk=chunk, rounds=row.rounds, compiled=compiled
+    )
+    assert_same(found, loop(row, row.rounds, kind), **TIGHT)
 
 
 @every_method
@@ -339,9 +353,33 @@ def test_loop_and_vmap_agree_on_cuda(row: Row, dtype: torch.dtype) -> None:
 
 @cuda
 @every_method
+def test_graphs_are_the_steps_on_cuda(row: Row) -> None:
+    """A graph, replayed with other minibatches, noise and clients, in chunks of unequal size."""
+    if not build(row).traits.stackable:
+        pytest.skip("is not compiled: its settings cannot be tensors")
+    data = on("cuda", federation())
+    for chunk in (2, len(SIZES)):
+        compiled = compile_steps(row, "cuda")
+        found = run(build(row), data, chunk=chunk, rounds=row.rounds, compiled=compiled)
+        assert not compiled.steps.given_up
+        assert_same(found, run(build(row), data, chunk=1, rounds=row.rounds), **TIGHT)
+
+
+@cuda
+@pytest.mark.parametrize("name", ["pfedbayes", "coreset-pfedbayes", "fedavg", "per-fedavg"])
+def test_compiled_steps_are_the_steps_on_cuda(name: str) -> None:
+    row = next(p.values[0] for p in ROWS if p.values[0].name == name)
+    data, compiled = on("cuda", federation()), compile_steps(row, "cuda", fuse=True)
+    found = run(build(row), data, rounds=row.rounds, compiled=compiled)
+    assert not compiled.steps.given_up
+    assert_same(found, run(build(row), data, chunk=1, rounds=row.rounds), **TIGHT)
+
+
+@cuda
+@every_method
 def test_cuda_agrees_with_the_cpu_on_the_same_numbers(row: Row) -> None:
-    """source="cpu" draws on the CPU; exp and log of the two devices differ in their last digits."""
-    found = run(build(row), on("cuda", federation()), rounds=row.rounds, source="cpu")
+    """Both draw the same numbers; exp and log of the two devices differ in their last digits."""
+    found = run(build(row), on("cuda", federation()), rounds=row.rounds)
     assert_same(found, loop(row, row.rounds), rtol=1e-6, atol=1e-6)
 
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 from method_rows import EVERYONE, ROWS, TIGHT, Row, assert_same_tree, build, every_method, loop
 from safetensors.torch import load_file
-from shard_rows import whole
+from shard_rows import CASES, whole
 
 from corefed.base.rng import SERVER
 from corefed.base.types import Update
@@ -80,10 +80,10 @@ def test_one_process_and_two_workers_agree(folder: Path) -> None:
 
     At the end one worker makes a mistake, and a loss diverges at both: all say the same.
     """
-    for number, parameter in enumerate(ROWS):
-        lines, servers, private = whole(parameter.values[0])
+    for number, case in enumerate(CASES):
+        lines, servers, private = whole(case)
         found = json.loads((folder / f"{number}.json").read_text())
-        assert_alike(found, json.loads(json.dumps(lines)), str(parameter.id))
+        assert_alike(found, json.loads(json.dumps(lines)), str(case))
         assert_same_tree(load_file(folder / f"{number}.servers"), servers, **TIGHT)
         assert_same_tree(load_file(folder / f"{number}.private"), private, **TIGHT)
     for rank in range(WORKERS):

@@ -393,7 +393,5 @@ def test_loop_and_vmap_agree_on_cuda(
 def test_cuda_agrees_with_the_cpu_on_the_same_numbers(name: str, settings: dict[str, Any]) -> None:
     """As in `test_runtimes`."""
     method, rounds = build(name, settings), 1 if "preset" in settings else 2
-    here, there = (
-        run(method, on(device, images()), rounds=rounds, source="cpu") for device in ("cpu", "cuda")
-    )
+    here, there = (run(method, on(device, images()), rounds=rounds) for device in ("cpu", "cuda"))
     assert_same(there, here, rtol=1e-6, atol=1e-6)

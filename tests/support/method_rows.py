@@ -18,7 +18,10 @@ from corefed.methods import registry
 from corefed.models.likelihood import Categorical, Gaussian
 from corefed.models.network import Model, mlp
 from corefed.settings.fields import from_flat, list_settings
-from corefed.training.local import LocalClients
+from corefed.settings.run import Run
+from corefed.training import variants
+from corefed.training.compiled import Steps
+from corefed.training.local import Compiled, LocalClients
 
 SIZES = (7, 23, 30, 15, 1)  # a batch is 8; the clients of 7 and 1 have less
 SINGLE_CLASS = 3  # the client of 15 points has one label
@@ -140,6 +143,16 @@ def build(row: Row, kind: str = "classes") -> Method:
     return registry.build(row.name, config, network(kind))
 
 
+def compile_steps(
+    row: Row, device: str = "cpu", kind: str = "classes", *, fuse: bool = False
+) -> Compiled:
+    """Steps that are traced, and `fuse`d if asked; on a GPU they are a CUDA graph."""
+    config = from_flat(registry.config_class(row.name), dict(row.settings))
+    held = Run(method=row.name, schedule="constant", warmup=0)
+    at = variants.step_settings(held, [config], network(kind), scheduled=False)
+    return Compiled(Steps(torch.device(device), WORK, fuse=fuse), at)
+
+
 class Outcome(NamedTuple):
     private: Tree  # of all clients, after the last round
     messages: list[Tree]  # of each round, in the order of the cohort
@@ -156,7 +169,7 @@ def run(
     rounds: int = 3,
     seeds: Sequence[int] = (0,),
     cohorts: Sequence[Sequence[int]] | None = None,
-    source: str | None = None,
+    compiled: Compiled | None = None,
 ) -> Outcome:
     """The rounds of `runtime.rounds` without evaluation and record, in the data's precision."""
     like = data.x
@@ -164,7 +177,7 @@ def run(
         {k: v.to(like) for k, v in method.init_server(Streams([Who(s, SERVER)], 0)).items()}
         for s in seeds
     ]
-    clients = LocalClients(method, data, seeds, servers, WORK, chunk, source)
+    clients = LocalClients(method, data, seeds, servers, WORK, chunk, compiled=compiled)
     everyone = [range(len(data.weight) // len(seeds))] * len(seeds)
     messages, losses, last = [], [], []
     for t in range(rounds):

@@ -9,12 +9,23 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from method_rows import CLASSES, ROWS, SIZES, WORK, Row, build, federation, network
+from method_rows import (
+    CLASSES,
+    ROWS,
+    SIZES,
+    WORK,
+    Row,
+    build,
+    compile_steps,
+    federation,
+    network,
+)
 from safetensors.torch import save_file
 
 from corefed.base.errors import UserError
@@ -26,19 +37,60 @@ from corefed.data.preparation import Preparation
 from corefed.methods import registry
 from corefed.settings.fields import from_flat
 from corefed.settings.run import Experiment, Run
-from corefed.training.local import LocalClients
+from corefed.training import others, storing
+from corefed.training.local import Compiled, LocalClients
 from corefed.training.loop import Clients, run_rounds
 from corefed.training.rounds import Simulation
 from corefed.training.setup import Setup
 from corefed.training.sharded import Sharded
+from corefed.training.store import InHost, Start, Store
 from corefed.training.world import World, joined
 
 SEEDS = (0, 1)
 COHORT = 2  # of five clients: in some rounds a worker of two or three has none
 
 
-def setup(row: Row, rank: int = 0, size: int = 1) -> tuple[Setup, FederatedData]:
+class Case(NamedTuple):
+    """A method, and how its clients are kept, trained and tested."""
+
+    row: Row
+    sampled: int = 0  # evaluated clients per seed; of one, the first worker has none
+    large: bool = False  # state outside the device, traced steps, tests on few others
+
+
+METHODS: list[Row] = [parameter.values[0] for parameter in ROWS]
+CASES = [
+    *map(Case, METHODS),
+    Case(Row("independent"), sampled=1, large=True),
+    Case(Row("fedavg"), sampled=3),
+    Case(next(row for row in METHODS if row.name == "coreset-pfedbayes"), sampled=1, large=True),
+]
+
+
+def in_host(start: Start, clients: int) -> Store:
+    return InHost(start, clients, torch.device("cpu"))
+
+
+def traced(row: Row) -> Compiled:
+    """Compiled steps, with the same settings for every seed."""
+    steps, at = compile_steps(row)
+    return Compiled(steps, lambda t, runs: at(t, [0] * len(runs)))
+
+
+@contextmanager
+def neighbours(case: Case) -> Iterator[None]:
+    """Fewer others than there are, where the case is large."""
+    before = others.NEIGHBOURS
+    others.NEIGHBOURS = 2 if case.large else before
+    try:
+        yield
+    finally:
+        others.NEIGHBOURS = before
+
+
+def setup(case: Case, rank: int = 0, size: int = 1) -> tuple[Setup, FederatedData]:
     """The clients of a worker, in float64, and the data of all."""
+    row = case.row
     method = build(row)
     label = tuple(map(str, range(CLASSES)))
     everyone = stack(
@@ -58,7 +110,7 @@ def setup(row: Row, rank: int = 0, size: int = 1) -> tuple[Setup, FederatedData]
     )
     run = Run(
         method=row.name, clients=len(SIZES), rounds=row.rounds, cohort=COHORT, seeds=SEEDS,
-        evaluate_every=row.rounds, evaluate_draws=3, device="cpu",
+        evaluate_every=row.rounds, evaluate_draws=3, device="cpu", evaluate_clients=case.sampled,
     )  # fmt: skip
     settings = from_flat(registry.config_class(row.name), dict(row.settings))
     servers = [
@@ -67,7 +119,11 @@ def setup(row: Row, rank: int = 0, size: int = 1) -> tuple[Setup, FederatedData]
     ]
     mine = share(len(SIZES), size, rank)
     data = everyone.part(mine)
-    clients = LocalClients(method, data.train, SEEDS, servers, WORK, 100, first=mine.start)
+    clients = LocalClients(
+        method, data.train, SEEDS, servers, WORK, 100, first=mine.start,
+        choose=in_host if case.large else storing.on_device,
+        compiled=traced(row) if case.large else None,
+    )  # fmt: skip
     whole = Setup(Experiment(run, settings), data, network(), method, clients, servers, mine.start)
     return whole, everyone
 
@@ -85,16 +141,18 @@ def outcome(now: Setup, clients: Clients) -> tuple[list[dict[str, Any]], Tree]:
     return untimed, tree
 
 
-def whole(row: Row) -> tuple[list[dict[str, Any]], Tree, Tree]:
+def whole(case: Case) -> tuple[list[dict[str, Any]], Tree, Tree]:
     """Lines, servers and private state of all clients, in one process."""
-    now, _ = setup(row)
-    return *outcome(now, Simulation(now)), now.clients.private
+    now, _ = setup(case)
+    with neighbours(case):
+        return *outcome(now, Simulation(now)), now.clients.private
 
 
-def sharded(world: World, row: Row) -> tuple[list[dict[str, Any]], Tree, Tree]:
-    now, everyone = setup(row, world.rank, world.size)
+def sharded(world: World, case: Case) -> tuple[list[dict[str, Any]], Tree, Tree]:
+    now, everyone = setup(case, world.rank, world.size)
     clients = Sharded(world, now, everyone)
-    lines, servers = outcome(now, clients)
+    with neighbours(case):
+        lines, servers = outcome(now, clients)
     private = {k: clients.of_all(v).contiguous() for k, v in now.clients.private.items()}
     return lines, servers, private
 
@@ -104,15 +162,15 @@ def main(folder: Path) -> None:
     place = find_place(os.environ)
     assert place is not None
     with joined(place, "cpu", 60.0) as world:
-        for number, parameter in enumerate(ROWS):
-            lines, servers, private = sharded(world, parameter.values[0])
+        for number, case in enumerate(CASES):
+            lines, servers, private = sharded(world, case)
             if world.first:
                 (folder / f"{number}.json").write_text(json.dumps(lines))
                 save_file(servers, folder / f"{number}.servers")
                 save_file(private, folder / f"{number}.private")
         said = [heard(lambda: world.agree(lambda: _refuse(world)))]
         world.trouble = None
-        wild = Row("fedavg", (("learning_rate", 1e300),))
+        wild = Case(Row("fedavg", (("learning_rate", 1e300),)))
         said.append(heard(lambda: sharded(world, wild)))
         (folder / f"said-{world.rank}.json").write_text(json.dumps(said))
         world.done = True

@@ -1,21 +1,18 @@
-"""What workers agree on, their shares of the clients, and checkpoints in parts."""
+"""What workers agree on, and their shares of the clients."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.distributed import HashStore
 
 from corefed.base.errors import UserError
 from corefed.base.place import Place, find_place, share
-from corefed.base.types import Tree
 from corefed.settings.config import resolve, to_dict
-from corefed.training import distributed, evaluate, parts, record, setup, world
+from corefed.training import distributed, evaluate, setup, world
 from corefed.training.shard_scores import totals_by_client
 
 
@@ -123,68 +120,6 @@ def test_totals_of_every_client_are_those_of_each(classes: int) -> None:
             torch.testing.assert_close(found[name][client], value, check_dtype=False)
 
 
-# Checkpoints
-
-
-VALUES = {"method": "x", "rounds": 9}
-CLIENTS, RUNS = 5, 2
-
-
-def state(round_: int) -> Tensor:
-    """[G N, 3]: a number for each run, client and place."""
-    return torch.arange(RUNS * CLIENTS * 3.0).view(-1, 3) + 100 * round_
-
-
-def rows(size: int, rank: int) -> list[int]:
-    return [g * CLIENTS + i for g in range(RUNS) for i in share(CLIENTS, size, rank)]
-
-
-def save(folder: Path, size: int, rank: int, round_: int) -> None:
-    servers = [{"v": torch.full((2,), float(round_ + g))} for g in range(RUNS)]
-    mine: Tree = {"q": state(round_)[rows(size, rank)]}
-    parts.Parts(folder, VALUES, 1, rank, size).save(round_, servers, mine)
-
-
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_any_number_of_workers_goes_on_from_the_parts(tmp_path: Path, size: int) -> None:
-    for round_ in (1, 2, 3):
-        for rank in range(2):
-            save(tmp_path, 2, rank, round_)
-    save(tmp_path, 2, 0, 4)  # and the other was killed before it could
-    written = parts.newest([parts.find(tmp_path)])
-    assert written == (2, 3)
-    for rank in range(size):
-        fresh = {"q": torch.zeros(len(rows(size, rank)), 3)}
-        servers: list[Tree] = [{"v": torch.zeros(2)}] * RUNS
-        mine = share(CLIENTS, size, rank)
-        found, private = parts.load(tmp_path, VALUES, written, servers, fresh, mine, CLIENTS)
-        assert private["q"].equal(state(3)[rows(size, rank)])
-        assert [each["v"].tolist() for each in found] == [[3.0, 3.0], [4.0, 4.0]]
-    with pytest.raises(UserError, match="was trained by 2 workers"):
-        parts.refuse(tmp_path)
-
-
-def test_workers_go_on_from_the_checkpoint_of_one_process(tmp_path: Path) -> None:
-    kept: list[Tree] = [{"v": torch.ones(2)} for _ in range(RUNS)]
-    record.Folder(tmp_path).checkpoint(VALUES, 6, kept, {"q": state(6)})
-    save(tmp_path, 2, 0, 5)
-    save(tmp_path, 2, 1, 5)
-    written = parts.newest([parts.find(tmp_path)])
-    assert written == (1, 6)
-    servers: list[Tree] = [{"v": torch.zeros(2)}] * RUNS
-    fresh, mine = {"q": torch.zeros(len(rows(2, 1)), 3)}, share(CLIENTS, 2, 1)
-    found, private = parts.load(tmp_path, VALUES, written, servers, fresh, mine, CLIENTS)
-    assert private["q"].equal(state(6)[rows(2, 1)])
-    assert found[1]["v"].tolist() == [1.0, 1.0]
-
-
-def test_parts_that_have_no_round_in_common_are_not_used(tmp_path: Path) -> None:
-    assert parts.newest([parts.find(tmp_path)]) == (1, 0)
-    save(tmp_path, 2, 0, 1)
-    assert parts.newest([parts.find(tmp_path)]) == (1, 0)
-    parts.refuse(tmp_path / "elsewhere")
-
-
 def test_a_part_keeps_its_clients_and_their_numbers() -> None:
     """A worker's clients have the numbers, and so the random streams, that they have alone."""
     experiment = resolve(None, {"clients": 5, "rounds": 2, "seeds": "0,1"}, [])
@@ -196,9 +131,3 @@ def test_a_part_keeps_its_clients_and_their_numbers() -> None:
     assert part.data.names == [whole.data.names[row] for row in mine]
     assert part.data.train.x.equal(whole.data.train.x[mine])
     assert part.experiment.run.clients == 5
-
-
-def test_a_part_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint").write_text("a file where a folder should be")
-    with pytest.raises(UserError, match="The checkpoint before round 1 is kept"):
-        save(tmp_path, 2, 0, 1)

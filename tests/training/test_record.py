@@ -6,17 +6,18 @@ import errno
 import json
 import math
 import os
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from saved_state import Stacked
 
 from corefed.base.errors import UserError
+from corefed.base.types import Tree
 from corefed.settings.config import resolve, to_dict
 from corefed.settings.run import Experiment
-from corefed.training import checkpoint, record
+from corefed.training import checkpoint, record, state_file
 from corefed.training.record import Folder
 
 SERVERS = [{"v": torch.arange(4.0)}, {"v": -torch.arange(4.0)}]
@@ -42,9 +43,13 @@ def folder(tmp_path: Path, experiment: Experiment) -> Folder:
     one.create(experiment)
     one.append(line(1))
     one.append(line(2))
-    one.checkpoint(to_dict(experiment), 2, SERVERS, PRIVATE)
+    save(one, experiment)
     one.append(line(3))
     return one
+
+
+def save(folder: Folder, experiment: Experiment, round_: int = 2) -> None:
+    folder.checkpoint(to_dict(experiment), round_, SERVERS, range(3), Stacked(PRIVATE).take)
 
 
 def test_resume_gives_back_every_bit(folder: Folder, experiment: Experiment) -> None:
@@ -52,11 +57,11 @@ def test_resume_gives_back_every_bit(folder: Folder, experiment: Experiment) -> 
     assert [each["round"] for each in lines] == [1, 2]  # the third was not in the checkpoint
     assert (folder.path / record.ROUNDS).read_text().count("\n") == 2
     assert state is not None
-    servers, private = checkpoint.unpack(state, SERVERS, PRIVATE)
+    fresh = Stacked({k: torch.zeros_like(v) for k, v in PRIVATE.items()})
+    servers = checkpoint.restore(state, SERVERS, fresh)
     assert all(torch.equal(a["v"], b["v"]) for a, b in zip(servers, SERVERS, strict=True))
-    assert private.keys() == PRIVATE.keys()
-    assert all(torch.equal(private[k], PRIVATE[k]) for k in PRIVATE)
-    assert private["step"].dtype == torch.float64
+    assert all(torch.equal(fresh.private[k], PRIVATE[k]) for k in PRIVATE)
+    assert fresh.private["step"].dtype == torch.float64
 
 
 @pytest.mark.parametrize(
@@ -84,11 +89,17 @@ def test_missing_rounds_are_refused(folder: Folder, experiment: Experiment) -> N
 
 
 def test_every_truncated_checkpoint_is_refused(folder: Folder, experiment: Experiment) -> None:
-    content = (folder.path / record.STATE).read_bytes()
-    for length in [*range(0, len(content), 37), len(content) - 1]:
-        (folder.path / record.STATE).write_bytes(content[:length])
-        with pytest.raises(UserError, match=r"truncated or damaged .* cannot be resumed"):
-            folder.resume(experiment)
+    """Whichever of its files it is, and before anything else is changed."""
+    rounds = (folder.path / record.ROUNDS).read_bytes()
+    for path in (folder.path / "checkpoint").iterdir():
+        content = path.read_bytes()
+        for length in [*range(0, len(content), 37), len(content) - 2]:
+            path.write_bytes(content[:length])
+            with pytest.raises(UserError, match=r"truncated or damaged .* cannot be resumed"):
+                folder.resume(experiment)
+        path.write_bytes(content)
+    assert (folder.path / record.ROUNDS).read_bytes() == rounds
+    assert folder.resume(experiment)[1] is not None
 
 
 def test_another_config_is_refused_by_key(folder: Folder) -> None:
@@ -102,32 +113,54 @@ def test_another_version_is_refused(
     folder: Folder, experiment: Experiment, change: dict[str, Any]
 ) -> None:
     path = folder.path / record.STATE
-    content = path.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    header = json.loads(content[8 : 8 + length])
-    about = json.loads(header["__metadata__"]["corefed"]) | change
-    header["__metadata__"]["corefed"] = json.dumps(about)
-    raw = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(raw)) + raw + content[8 + length :])
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UserError, match=r"was written by corefed .* and this is"):
         folder.resume(experiment)
 
 
-def test_a_safetensors_file_of_something_else_is_refused(
+def test_a_checkpoint_in_one_file_is_of_another_version(
     folder: Folder, experiment: Experiment
 ) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"weights": torch.zeros(3)}, folder.path / record.STATE)
-    with pytest.raises(UserError, match="damaged"):
+    (folder.path / record.STATE).unlink()
+    old = folder.path / "checkpoint" / state_file.NAME
+    content = state_file.encode(to_dict(experiment), 2, SERVERS, PRIVATE)
+    old.write_bytes(content)
+    with pytest.raises(UserError, match=r"\(checkpoint schema 2\) and this is .* \(schema 3\)"):
         folder.resume(experiment)
+    for length in (0, 7, 100):
+        old.write_bytes(content[:length])
+        with pytest.raises(UserError, match="truncated or damaged"):
+            folder.resume(experiment)
 
 
-def test_state_of_other_data_is_refused(folder: Folder, experiment: Experiment) -> None:
+def test_another_file_of_the_same_length_is_refused(folder: Folder, experiment: Experiment) -> None:
+    (path,) = (folder.path / "checkpoint").glob("*-000.safetensors")
+    rounds = (folder.path / record.ROUNDS).read_bytes()
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match="its content is not what was written"):
+        folder.resume(experiment, lambda state: [*state.pieces()] and None)
+    assert (folder.path / record.ROUNDS).read_bytes() == rounds
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**PRIVATE, "q": torch.zeros(3, 5)},
+        {**PRIVATE, "q": torch.zeros(3, 4, dtype=torch.float64)},
+        {**PRIVATE, "more": torch.zeros(3)},
+        {k: v[:2] for k, v in PRIVATE.items()},
+    ],
+)
+def test_state_of_other_data_is_refused(
+    folder: Folder, experiment: Experiment, other: Tree
+) -> None:
     _, state = folder.resume(experiment)
     assert state is not None
     with pytest.raises(UserError, match="the data may have changed"):
-        checkpoint.unpack(state, SERVERS, {**PRIVATE, "q": torch.zeros(2, 4)})
+        checkpoint.restore(state, SERVERS, Stacked(other))
+    with pytest.raises(UserError, match="the data may have changed"):
+        checkpoint.restore(state, [{"v": torch.zeros(3)}] * 2, Stacked(PRIVATE))
 
 
 def test_rounds_may_grow_but_not_shrink(folder: Folder) -> None:
@@ -180,7 +213,7 @@ def test_a_failing_disk_leaves_the_run_as_it_was(
     before = {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()}
     calls = {
         "append": lambda: folder.append(line(3)),
-        "checkpoint": lambda: folder.checkpoint(to_dict(experiment), 3, SERVERS, PRIVATE),
+        "checkpoint": lambda: save(folder, experiment, 3),
         "finish": lambda: folder.finish({}),
         "resume": lambda: folder.resume(experiment),
     }
@@ -207,7 +240,7 @@ def test_short_writes_are_completed(
     """os.write may take less than it is given (signals, 2 GiB at a time)."""
     write = os.write
     monkeypatch.setattr(record.os, "write", lambda handle, content: write(handle, content[:1000]))
-    folder.checkpoint(to_dict(experiment), 2, SERVERS, PRIVATE)
+    save(folder, experiment)
     assert folder.resume(experiment)[1] is not None
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from saved_state import bits_of
 
 from corefed import resolve, train
 from corefed.base import files
@@ -32,7 +33,7 @@ SETTINGS = (
 COMMAND = (sys.executable, "-m", "corefed", "run")
 
 SUICIDES = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 import sklearn.datasets
 from corefed import train
 from corefed.commands import cli
@@ -44,38 +45,52 @@ def at(name):
     global count
     count -= place == name
     return place == name and count == 0
-write, replace = os.write, os.replace
+write, replace, unlink = os.write, os.replace, os.unlink
 def dying_write(handle, content):
     name = os.readlink(f"/proc/self/fd/{handle}")
-    if at("half a checkpoint") if "state" in name else "rounds" in name and at("half a line"):
+    if "checkpoint" in name and place == "a line ahead of a slow writer":
+        time.sleep(0.05)
+    lines = "rounds" in name and (at("half a line") or at("a line ahead of a slow writer"))
+    if lines or "checkpoint" in name and at("half a checkpoint"):
         write(handle, bytes(content)[: len(content) // 2])
         die()
     return write(handle, content)
 def dying_replace(source, target):
-    state = "state" in str(target)
+    state = "checkpoint" in str(target)
     if state and at("before the rename"):
         die()
     replace(source, target)
     if state and at("after the rename") or "summary" in str(target) and at("after the summary"):
         die()
+def dying_unlink(path, **more):
+    if "checkpoint" in str(path) and at("before a removal"):
+        die()
+    unlink(path, **more)
 for line in sys.stdin:
     place, count, *arguments = json.loads(line)
     child = os.fork()
     if child == 0:
-        record.os.write, record.os.replace = dying_write, dying_replace
+        os.write, os.replace, os.unlink = dying_write, dying_replace, dying_unlink
         sys.exit(cli.main(arguments))
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 MOMENTS = [
     ("half a line", 1),
-    ("half a checkpoint", 1),
-    ("half a checkpoint", 3),
-    ("before the rename", 2),
+    ("half a checkpoint", 1),  # the server's file
+    ("half a checkpoint", 2),  # the clients' file
+    ("half a checkpoint", 3),  # the manifest
+    ("after the rename", 3),
+    ("before the rename", 5),
     ("half a line", 2),
+    ("before a removal", 1),
+    ("a line ahead of a slow writer", 4),
     ("after the rename", 2),
 ]
-"""Each resumed run dies at the next one: (where, at which such write of its process)."""
+"""Each resumed run dies at the next one: (where, at which such write of its process).
+
+A checkpoint is three files, here after every round. A slow writer is two rounds behind.
+"""
 
 
 TIMES = ("seconds", "seconds_per_round", "evaluate_seconds", "wall_seconds", "peak_memory_mb")
@@ -88,9 +103,10 @@ def outcome(folder: Path) -> dict[str, Any]:
     for each in (summary["cost"], *lines):
         for key in TIMES:
             each.pop(key, None)
-    summary.pop("environment")
-    state = (folder / record.STATE).read_bytes()
-    return {"summary": summary, "lines": lines, "state": state}
+    for key in ("environment", "checkpoints"):
+        summary.pop(key)
+    summary["config"].pop("checkpoint_every")  # the one setting that these tests change
+    return {"summary": summary, "lines": lines, "state": bits_of(folder)}
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +130,7 @@ def test_killed_at_the_worst_moments(undisturbed: dict[str, Any], tmp_path: Path
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as runs:
         assert runs.stdin is not None and runs.stdout is not None
         for place, count in MOMENTS:
-            line = json.dumps([place, count, "run", *arguments(folder)])
+            line = json.dumps([place, count, "run", *arguments(folder), "--set=checkpoint_every=1"])
             print(line, file=runs.stdin, flush=True)
             assert runs.stdout.readline() == f"{-signal.SIGKILL:d}\n", place
             assert not (folder / record.SUMMARY).exists()
@@ -131,7 +147,9 @@ def test_killed_at_random_moments(undisturbed: dict[str, Any], tmp_path: Path) -
     folder = tmp_path / "run"
     kills = 0
     for _ in range(3):
-        process = subprocess.Popen([*COMMAND, *arguments(folder)], stdout=subprocess.DEVNULL)
+        often = f"--set=checkpoint_every={draw.choice((-1, 1))}"
+        command = [*COMMAND, *arguments(folder), often]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         seen = rounds(folder)
         while process.poll() is None and rounds(folder) == seen:
             time.sleep(0.002)  # importing torch takes seconds, the run itself not one

@@ -43,7 +43,7 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "per-fedavg": ({"method": "per-fedavg"}, [{}, {"alpha": 0.1}, {"beta": 0.03}]),
     "per-fedavg hf": ({"method": "per-fedavg", "variant": "hf"}, [{}, {"alpha": 0.1}]),
     "bnfed": ({"method": "bnfed"}, [{}, {"learning_rate": 0.003}, {"learning_rate": 0.03}]),
-    "random-subset": ({"method": "random-subset", "fraction": 0.5}, [{}, {"eta_1": 0.05}]),
+    "random-subset": ({"method": "random-subset", "fraction": 0.5}, [{}, {"eta_1": 0.03}]),
     "a schedule": (
         {"method": "pfedbayes", "schedule": "cosine", "warmup": 1},
         [{}, {"eta_1": 0.03}, {"anneal": 0.0}],

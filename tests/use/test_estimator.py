@@ -17,7 +17,7 @@ import corefed
 from corefed import Federation, UserError
 from corefed.data import datasets, held_out, partition
 from corefed.settings import config
-from corefed.training import fitted, rounds, setup
+from corefed.training import fitted, rounds, saving, setup
 from corefed.use.predictor import Uncertainty
 
 QUICK: dict[str, Any] = {
@@ -241,7 +241,7 @@ def test_the_bits_of_a_run() -> None:
     }
     given = {**QUICK, "fraction": 0.3, "scale": "unit"}
     found = Federation(seed=1, **given).fit(clients)
-    models, ours = fitted.models_of(trained.setup.trees(trained.servers)), fitted_of(found).models
+    models, ours = saving.models_of(trained.setup.trees(trained.servers)), fitted_of(found).models
     assert ours.keys() == models.keys()
     for name, value in ours.items():
         assert torch.equal(value, models[name][: len(value)])

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from corefed.base.errors import UserError
 
+Content = bytes | Iterable[bytes | memoryview]
+"""Of a file, whole or in parts that are written one after the other."""
+
 TEMPORARY = ".tmp"  # suffix of a file being written; left behind by kill -9, then overwritten
 
 
@@ -21,7 +24,7 @@ def replace(target: Path, content: bytes, mode: int = 0o666) -> None:
     replace_all(target.parent, [(target.name, content)], mode)
 
 
-def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]], mode: int = 0o666) -> None:
+def replace_all(folder: Path, contents: Iterable[tuple[str, Content]], mode: int = 0o666) -> None:
     """Write files, given as pairs of name and content, which may come from a generator.
 
     All temporary files are on the disk before the first is renamed, so a full disk changes nothing.
@@ -45,11 +48,12 @@ def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]], mode: int =
     flush(folder)
 
 
-def write(handle: int, content: bytes) -> None:
+def write(handle: int, content: Content) -> None:
     """Write all of `content`, then fsync."""
-    view = memoryview(content)
-    while view:
-        view = view[os.write(handle, view) :]
+    for part in [content] if isinstance(content, bytes) else content:
+        view = memoryview(part)
+        while view:
+            view = view[os.write(handle, view) :]
     os.fsync(handle)
 
 

@@ -8,13 +8,16 @@ resumed run continues with the numbers of the interrupted one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from corefed.base import philox
+from corefed.base.philox import Places
 
 SERVER = -1
 """The client number under which the server draws (initial weights, cohorts)."""
@@ -33,16 +36,6 @@ def generator(
     return torch.Generator(device=device).manual_seed(key(seed, round_, client, purpose))
 
 
-WORTH_THREADS = 1 << 16
-"""Numbers of normals from which threads save time."""
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    """A CPU generator is serial, but each client has its own: threads draw for several at once."""
-    return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="corefed-noise")
-
-
 class Who(NamedTuple):
     """One simulated client: its seed, and its number."""
 
@@ -53,23 +46,18 @@ class Who(NamedTuple):
 class Streams:
     """The random streams of C clients in one round.
 
-    Numbers are drawn on `source` and moved to `device`. The two are the same, except in tests where
-    a GPU consumes the CPU's numbers.
+    A client's numbers depend on (seed, round, client, purpose), on how many times the client has
+    drawn for that purpose, and on nothing else. They are drawn for all clients at once
+    (`philox.py`), and are the same on every device up to rounding.
     """
 
-    def __init__(
-        self,
-        who: Sequence[Who],
-        round_: int,
-        device: torch.device | str = "cpu",
-        source: torch.device | str | None = None,
-    ) -> None:
+    def __init__(self, who: Sequence[Who], round_: int, device: torch.device | str = "cpu") -> None:
         self.who = list(who)
         self.round = round_
         self.device = torch.device(device)
-        self.source = torch.device(source) if source is not None else self.device
+        self._calls: dict[str, Tensor] = {}  # by purpose: [C] calls so far
         self._open: dict[str, list[torch.Generator]] = {}
-        self._parent: tuple[Streams, list[int]] | None = None
+        self._parent: tuple[Streams, list[int]] | None = None  # all clients, and which are these
 
     @cached_property
     def _twins(self) -> tuple[Streams, Tensor] | None:
@@ -81,16 +69,79 @@ class Streams:
         rows = torch.tensor([place[who] for who in self.who], device=self.device)
         return self.subset([first[who] for who in place]), rows
 
+    @cached_property
+    def _place(self) -> Tensor:
+        clients = torch.tensor([who.client for who in self.who], dtype=torch.int64)
+        return (self.round << 32) | (clients & 0xFFFFFFFF)
+
+    @cached_property
+    def _runs(self) -> tuple[list[int], Tensor]:
+        """The different seeds, and which of them each client has."""
+        seeds = list(dict.fromkeys(who.seed for who in self.who))
+        index = {seed: number for number, seed in enumerate(seeds)}
+        return seeds, torch.tensor([index[who.seed] for who in self.who])
+
+    def places(self, purpose: str, calls: int) -> Places:
+        """Where the next `calls` calls of each client stand; they count as drawn."""
+        seeds, runs = self._runs
+        keys = torch.tensor([_key(seed, purpose) for seed in seeds], dtype=torch.int64)
+        return Places(keys[runs], self._place, self._advance(purpose, calls))
+
+    def _advance(self, purpose: str, calls: int) -> Tensor:
+        """The number of each client's first new call."""
+        whole, rows = (self, slice(None)) if self._parent is None else self._parent
+        none = torch.zeros(len(whole.who), dtype=torch.int64)
+        known = whole._calls.setdefault(purpose, none)
+        first = known[rows].clone()
+        known[rows] += calls
+        return first
+
+    def normal(self, purpose: str, *shape: int) -> Tensor:
+        """[C, *shape] standard normals."""
+        at, size = self.places(purpose, 1), math.prod(shape)
+        return philox.normals(at, 1, size, self.device).view(len(self.who), *shape)
+
+    def stretches(self, purpose: str, *shape: int) -> Callable[[int, int], Tensor]:
+        """Standard normals that are drawn little by little, by all clients in step.
+
+        The result is a function (first, count) -> [C, count, *shape]. Clients that are the same,
+        as several settings of one run side by side have them, are drawn for once.
+        """
+        streams, rows = (self, None) if self._twins is None else self._twins
+        at, size = streams.places(purpose, 1), math.prod(shape)
+
+        def draw(first: int, count: int) -> Tensor:
+            found = philox.normals(at, count, size, self.device, first)
+            found = found if rows is None else found[rows]
+            return found.view(len(self.who), count, *shape)
+
+        return draw
+
+    def words(self, purpose: str, size: int, calls: int = 1, counted: int | None = None) -> Tensor:
+        """[C, calls, size] int64 of random bits, each row from a call of its own.
+
+        The numbers of a row do not depend on `size`: the first ones are the same in a longer row.
+        `counted` calls count as drawn, where `calls` depends on other clients.
+        """
+        at = self.places(purpose, calls if counted is None else counted)
+        return philox.words(at, calls, -(-size // 4), self.device)[..., :size]
+
+    def uniform(self, purpose: str, *shape: int) -> Tensor:
+        """[C, *shape] uniforms on [0, 1), multiples of 2^-24."""
+        found = self.words(purpose, math.prod(shape))
+        found = (found >> 40) & 0xFFFFFF
+        return found.to(torch.get_default_dtype()).mul_(2.0**-24).view(len(self.who), *shape)
+
     def generators(self, purpose: str, *, host: bool = False) -> list[torch.Generator]:
         """One generator per client; a second call with the same purpose returns the same ones.
 
-        `host` asks for CPU generators on any device, for indices drawn on the host.
+        For what has to be drawn client by client. `host` asks for CPU generators on any device.
         """
         if self._parent is not None:
             parent, rows = self._parent
             generators = parent.generators(purpose, host=host)
             return [generators[r] for r in rows]
-        device = torch.device("cpu") if host else self.source
+        device = torch.device("cpu") if host else self.device
         name = f"{purpose}@{device.type}"
         if name not in self._open:
             self._open[name] = [
@@ -98,40 +149,23 @@ class Streams:
             ]
         return self._open[name]
 
-    def normal(self, purpose: str, *shape: int, together: bool = False) -> Tensor:
-        """[C, *shape] standard normals.
-
-        `together` promises that all clients draw for this purpose in every call. Several settings
-        of one run that train side by side have the same clients, whose numbers are then drawn once.
-        """
-        if together and self._twins is not None:
-            firsts, rows = self._twins
-            return firsts.normal(purpose, *shape)[rows]
-        out = torch.empty(len(self.who), *shape, device=self.source)
-        pairs = list(zip(out, self.generators(purpose), strict=True))
-        if self.source.type == "cpu" and len(pairs) > 1 and out.numel() >= WORTH_THREADS:
-            list(_threads().map(lambda pair: pair[0].normal_(generator=pair[1]), pairs))
-        else:
-            for row, g in pairs:
-                row.normal_(generator=g)
-        return out.to(self.device)
-
-    def uniform(self, purpose: str, *shape: int) -> Tensor:
-        """[C, *shape] uniforms on [0, 1)."""
-        out = torch.empty(len(self.who), *shape, device=self.source)
-        for row, g in zip(out, self.generators(purpose), strict=True):
-            row.uniform_(generator=g)
-        return out.to(self.device)
-
     def restart(self) -> Streams:
         """The same streams from the start, for two branches that must draw the same numbers."""
-        return Streams(self.who, self.round, self.device, self.source)
+        return Streams(self.who, self.round, self.device)
 
     def subset(self, rows: Sequence[int]) -> Streams:
-        """The streams of some of these clients; both share the same generators."""
-        child = Streams([self.who[r] for r in rows], self.round, self.device, self.source)
-        child._parent = (self, list(rows))
+        """The streams of some of these clients; what one of both draws is drawn for the other."""
+        child = Streams([self.who[r] for r in rows], self.round, self.device)
+        whole, own = (self, range(len(self.who))) if self._parent is None else self._parent
+        child._parent = (whole, [own[r] for r in rows])
         return child
+
+
+@lru_cache(4096)
+def _key(seed: int, purpose: str) -> int:
+    """64 bits of (seed, purpose), as int64 has them."""
+    digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
 
 
 def choose(seed: int, round_: int, clients: int, size: int) -> tuple[int, ...]:

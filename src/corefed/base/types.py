@@ -11,7 +11,7 @@ K Monte-Carlo draws per step, b batch size, R local steps per round.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torch import Tensor
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 Tree = dict[str, Tensor]
 """State and messages: a flat dictionary of tensors. On the wire it is one safetensors file."""
+
+
+def places(rows: Sequence[int]) -> slice | list[int]:
+    """An index of these rows of a tensor; one that makes a view where they follow one another."""
+    if len(rows) and list(rows) == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[-1] + 1)
+    return list(rows)
 
 
 class ClientData(NamedTuple):
@@ -38,6 +45,10 @@ class ClientData(NamedTuple):
 
     def to(self, device: torch.device) -> ClientData:
         return ClientData(*(field.to(device) for field in self))
+
+    def of(self, rows: Sequence[int]) -> ClientData:
+        """Some of the clients: a view where they follow one another, else a copy."""
+        return ClientData(*(field[places(rows)] for field in self))
 
     @property
     def size(self) -> Tensor:

@@ -1,8 +1,9 @@
-"""Minibatches and noise of the local steps, drawn before the steps are made."""
+"""Minibatches and noise of the local steps, drawn for all clients at once before the steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,48 +11,93 @@ from torch import Tensor
 from corefed.base.rng import Streams
 from corefed.base.types import Batch, ClientData
 
+AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 22}
+"""Most normals per client that are drawn at once: on a CPU they stay in the cache, on a GPU
+launches do not dominate."""
 
-def batches(
-    data: ClientData, weight: Tensor, streams: Streams, steps: int, size: int, each: int = 1
-) -> Iterator[Batch]:
-    """`steps` minibatches of each client's support {j : w_j > 0}, in shuffled epochs.
+
+class Plan(NamedTuple):
+    """Which points are in each minibatch: position r of a client belongs to step r / each."""
+
+    at: Tensor  # [C, count, b] int64, within the client's points
+    scale: Tensor  # [C, count, b]; 0 on padding
+    each: int  # minibatches per step, side by side
+
+
+def plan(
+    data: ClientData,
+    weight: Tensor,
+    streams: Streams,
+    steps: int,
+    size: int,
+    each: int = 1,
+    points: Sequence[int] | None = None,
+) -> Plan:
+    """Minibatches of each client's support {j : w_j > 0}, in shuffled epochs.
 
     A support no larger than a batch is used whole. Each position of a batch is uniform on the
     support, so scaling by (m / b) (w_j / n) makes the sum over the batch unbiased for
     (1/n) sum_j w_j nll_j, with m the support's size and n the client's number of points.
 
+    The order of an epoch is that of random words, one per point of the support. A call is an
+    epoch, so a client's orders depend neither on padding nor on other clients. `points`, the sizes
+    of the supports, save a question to the device where they are known.
+    """
+    count, device = steps * each, weight.device
+    m = (weight > 0).sum(-1)
+    sizes = m.tolist() if points is None else points  # shapes depend on them
+    longest = max(1, *sizes)
+    width = min(size, longest)
+    order = None
+    if longest > size:
+        epochs = -(-count * size // min(one for one in sizes if one > size))
+        order = _epochs(m, longest, epochs, count, size, streams)
+    plain = torch.arange(width, device=device).expand(len(m), count, width)
+    at = plain if order is None else torch.where((m > size).view(-1, 1, 1), order, plain)
+    if weight is not data.weight:  # a part of the points: the first of its support, the second, ..
+        first = (weight > 0).to(torch.int8).argsort(stable=True, descending=True)[:, :longest]
+        at = first.gather(1, at.flatten(1)).view_as(at)
+    share = torch.where(m > size, m / size, 1.0) / data.size.clamp_min(1)
+    scale = weight.gather(1, at.flatten(1)).view_as(at) * share.view(-1, 1, 1)  # 0 outside
+    return Plan(at, scale, each)
+
+
+def _epochs(
+    m: Tensor, longest: int, epochs: int, count: int, size: int, streams: Streams
+) -> Tensor:
+    """[C, count, size] places among m points per client, shuffled epoch after epoch."""
+    words = streams.words("batch", longest, calls=epochs, counted=count)
+    real = torch.arange(longest, device=m.device) < m.unsqueeze(-1)
+    words = words.masked_fill(~real.unsqueeze(1), torch.iinfo(torch.int64).max)
+    order = words.argsort(stable=True).flatten(1)  # [C, epochs longest]
+    place, of = torch.arange(count * size, device=m.device), m.clamp_min(1).unsqueeze(-1)
+    epoch = (place // of).clamp_max(epochs - 1)  # more only where the result is not used
+    return order.gather(1, epoch * longest + place % of).view(len(m), count, size)
+
+
+def batches(
+    data: ClientData, weight: Tensor, streams: Streams, steps: int, size: int, each: int = 1
+) -> Iterator[Batch]:
+    """`steps` minibatches of each client (`plan`).
+
     With `each` > 1 a step gets that many minibatches side by side, of equal width; `parts` splits
     them.
     """
-    count = steps * each
-    clients, n = weight.shape
-    host = weight.cpu()
-    supports = [row.nonzero().squeeze(-1) for row in host]
-    width = max(1, min(size, max(len(s) for s in supports)))
-    index = torch.zeros(clients, count, width, dtype=torch.int64)
-    factor = torch.zeros(clients, count, width)
-    real = data.size.tolist()
-    generators = streams.generators("batch", host=True)
-    for c, (support, g) in enumerate(zip(supports, generators, strict=True)):
-        m = len(support)
-        if m <= size:
-            index[c, :, :m] = support
-            factor[c, :, :m] = host[c, support] / real[c]
-        else:
-            epochs = -(-count * size // m)
-            order = torch.rand(epochs, m, generator=g).argsort(-1).flatten()[: count * size]
-            chosen = support[order].view(count, size)
-            index[c] = chosen
-            factor[c] = host[c, chosen] * (m / size / real[c])
-    index += (torch.arange(clients) * n).view(-1, 1, 1)
-    index, factor = index.to(weight.device), factor.to(weight.device)
+    return gather(data, plan(data, weight, streams, steps, size, each))
+
+
+def gather(data: ClientData, chosen: Plan) -> Iterator[Batch]:
+    """The minibatches of a plan, step by step."""
+    index, scale, each = chosen
+    clients, n = data.weight.shape
+    index = index + (torch.arange(clients, device=index.device) * n).view(-1, 1, 1)
     x, y = data.x.flatten(0, 1), data.y.flatten(0, 1)
-    for r in range(0, count, each):
+    for r in range(0, index.shape[1], each):
         rows = index[:, r : r + each].flatten()
         yield Batch(
-            x.index_select(0, rows).unflatten(0, (clients, each * width)),
-            y.index_select(0, rows).unflatten(0, (clients, each * width)),
-            factor[:, r : r + each].flatten(1),
+            x.index_select(0, rows).unflatten(0, (clients, -1)),
+            y.index_select(0, rows).unflatten(0, (clients, -1)),
+            scale[:, r : r + each].flatten(1),
         )
 
 
@@ -60,14 +106,10 @@ def parts(batch: Batch, number: int) -> list[Batch]:
     return [Batch(*fields) for fields in zip(*(f.chunk(number, 1) for f in batch), strict=True)]
 
 
-GPU_BLOCK = 1 << 22
-"""Most normals per client and GPU launch: 16 MiB, so that launches do not dominate."""
-
-
 def noises(streams: Streams, shape: tuple[int, ...], steps: int) -> Iterator[Tensor]:
-    """The standard normals of `steps` steps, [C, *shape] each, in blocks where launches cost."""
+    """The standard normals of `steps` steps, [C, *shape] each: one call, a stretch per step."""
+    draw = streams.stretches("theta", *shape)
     numel = torch.Size(shape).numel()
-    block = 1 if streams.source.type == "cpu" else max(1, min(steps, GPU_BLOCK // max(1, numel)))
+    block = max(1, min(steps, AT_ONCE.get(streams.device.type, 0) // max(1, numel)))
     for start in range(0, steps, block):
-        many = streams.normal("theta", min(block, steps - start), *shape, together=True)
-        yield from many.unbind(1)
+        yield from draw(start, min(block, steps - start)).unbind(1)

@@ -9,7 +9,9 @@ A learning rate is a float, or a tensor [C] where runs with different rates are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -28,8 +30,6 @@ class Optimizer(NamedTuple):
 
 def adam(learning_rate: float | Tensor, scale: Tensor | None = None) -> Optimizer:
     """Adam; with a `scale` [P] each weight has the learning rate times its own."""
-
-    here: dict[torch.device, Tensor] = {}  # the scale, copied to a device once
 
     def init(p: Tensor) -> Tree:
         step = torch.zeros(p.shape[0], dtype=torch.float64, device=p.device)
@@ -51,20 +51,27 @@ def adam(learning_rate: float | Tensor, scale: Tensor | None = None) -> Optimize
                 torch.lerp(before, p, scale, out=p)
             return
         step.add_(1)
-        correction_2 = (1 - BETA_2**step).sqrt()
-        rate = learning_rate * correction_2 / (1 - BETA_1**step)
+        # 1 - beta^step by expm1, which is exact in single precision; a compiler may well compute it
+        # again for every weight, where double precision would take longer than all the rest.
+        steps = step.to(p.dtype)
+        correction_2 = torch.expm1(steps * math.log(BETA_2)).neg_().sqrt_()
+        rate = learning_rate * correction_2 / torch.expm1(steps * math.log(BETA_1)).neg_()
         m.lerp_(gradient, 1 - BETA_1)
         v.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
         # m / (sqrt(v / c2^2) + eps) / c1  =  (c2 / c1) m / (sqrt(v) + c2 eps)
         denominator = torch.sqrt(v, out=gradient).add_(column(correction_2 * EPSILON, p))
         step_size = torch.div(m, denominator, out=gradient).mul_(column(rate, p))
         if scale is not None:
-            if p.device not in here:
-                here[p.device] = scale.to(p.device)
-            step_size.mul_(here[p.device])
+            step_size.mul_(_on(p.device, scale))
         p.sub_(step_size)
 
     return Optimizer(init, update)
+
+
+@lru_cache(16)
+def _on(device: torch.device, scale: Tensor) -> Tensor:
+    """The scale of a network, copied to a device once."""
+    return scale.to(device)
 
 
 def sgd(learning_rate: float | Tensor) -> Optimizer:

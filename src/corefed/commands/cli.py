@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 a mistake the user can mend (one line on stderr), 130 stop
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import Annotated
 
@@ -13,6 +14,7 @@ import click
 import typer
 
 from corefed import __version__
+from corefed.base import machine
 from corefed.base.errors import UserError
 from corefed.commands import (
     compare,
@@ -29,6 +31,9 @@ from corefed.commands import (
     tune,
     watch,
 )
+
+if "torch" not in sys.modules:  # where it is loaded, it has read them, and the program is another's
+    os.environ.update(machine.polite(os.environ))
 
 app = typer.Typer(
     help="Personalised Bayesian federated learning on coresets.",

@@ -152,7 +152,21 @@ def run(
         print(folder)
     else:
         report.console().print(report.metrics_table(trained.summary))
+        if said := _said_of_checkpoints(trained.summary):
+            print(said)
         print(f"written to {folder}")
+
+
+def _said_of_checkpoints(summary: dict[str, Any]) -> str:
+    """How much a crash could have cost; empty where nothing was written."""
+    about = summary.get("checkpoints", {"written": 0})
+    if not about["written"]:
+        return ""
+    count = "1 checkpoint" if about["written"] == 1 else f"{about['written']} checkpoints"
+    return (
+        f"{count} in {about['seconds']:.1f} s; a crash would have lost at most "
+        f"{about['longest_gap_seconds']:.1f} s"
+    )
 
 
 def _place(workers: int, timeout: float, folder: Path | None) -> Place | None:

@@ -21,6 +21,7 @@ from types import FrameType
 
 import click
 
+from corefed.base import machine
 from corefed.base.errors import INTERRUPTED, LOST, UserError
 
 RESTARTS = 3
@@ -56,13 +57,12 @@ def _attempt(workers: int, arguments: Sequence[str], attempt: int) -> list[int]:
     """Exit codes of all workers; below 0 is the signal that killed one."""
     alive, end = os.pipe()
     common = {
-        **os.environ,
+        **machine.polite(os.environ, threads=max(1, machine.usable_cores() // workers)),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         "WORLD_SIZE": str(workers),
         "LOCAL_WORLD_SIZE": str(workers),
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, _cores() // workers))),
         PARENT: str(alive),
     }
     processes: list[subprocess.Popen[bytes]] = []
@@ -143,11 +143,6 @@ def rebuild(context: click.Context, without: Sequence[str]) -> list[str]:
         for each in value if isinstance(value, list | tuple) else [value]:
             arguments.append(f"{option.opts[0]}={each}")
     return arguments
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _free_port() -> int:

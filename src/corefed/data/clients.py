@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,10 @@ from corefed.data import scaling
 from corefed.data.dataset import Dataset
 from corefed.data.partition import Split
 from corefed.data.preparation import Preparation, TargetUnit
+
+BLOCK = 1 << 12
+"""Points that are converted at once: many clients are not converted one by one, and a large pool is
+not converted whole."""
 
 
 class FederatedData(NamedTuple):
@@ -141,15 +145,27 @@ def _check_memory(dataset: Dataset, splits: list[Split], memory_mb: int) -> None
 def _pad(
     dataset: Dataset, rows: list[Tensor], preparation: Preparation, names: list[str]
 ) -> ClientData:
-    shape = len(rows), max(len(one) for one in rows)
+    sizes = torch.tensor([len(one) for one in rows])
+    shape = len(rows), int(sizes.max())
     x = torch.zeros(*shape, *dataset.x.shape[1:])
     y = dataset.y.new_zeros(*shape, *dataset.y.shape[1:])
-    weight = torch.zeros(shape)
-    for client, one in enumerate(rows):
-        x[client, : len(one)] = preparation.scale(dataset.values(one), names[client])
-        y[client, : len(one)] = dataset.y[one]
-        weight[client, : len(one)] = 1
-    return ClientData(x, y, weight)
+    real = torch.arange(shape[1]) < sizes.unsqueeze(-1)
+    for first, last in _blocks(sizes.tolist(), alone=bool(preparation.clients)):
+        points = torch.cat(rows[first:last])
+        here = real[first:last]
+        x[first:last][here] = preparation.scale(dataset.values(points), names[first])
+        y[first:last][here] = dataset.y[points]
+    return ClientData(x, y, real.float())
+
+
+def _blocks(sizes: list[int], *, alone: bool) -> Iterator[tuple[int, int]]:
+    """(first, last) of clients whose points are converted together; `alone`: each by itself."""
+    first = points = 0
+    for client, size in enumerate(sizes):
+        points += size
+        if alone or points >= BLOCK or client + 1 == len(sizes):
+            yield first, client + 1
+            first, points = client + 1, 0
 
 
 def _concatenate(many: list[ClientData]) -> ClientData:

@@ -114,7 +114,7 @@ def without_small(dataset: Dataset, smallest: int) -> Dataset:
     )
     return dataset._replace(
         groups=places[dataset.groups],
-        group_names=tuple(name for name in names if name not in small),
+        group_names=tuple(name for name, keep in zip(names, kept.tolist(), strict=True) if keep),
         notes=(*dataset.notes, note),
     )
 

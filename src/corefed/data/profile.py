@@ -24,6 +24,9 @@ MOST_CATEGORIES = 50
 MOST_VALUES = 10_000
 """Different values per column that are counted; with more it is no category."""
 
+MOST_CLIENTS = 1_000_000
+"""The same for the column of clients: their names alone take about 100 MB."""
+
 _DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([ T].*)?"
 )
@@ -41,7 +44,7 @@ class Profile(NamedTuple):
     missing: int
     texts: int  # cells that are neither missing nor a number
     first_text: tuple[int, str]  # line and cell
-    values: Counter[str]  # counts of different values; empty above MOST_VALUES
+    values: Counter[str]  # counts of different values; empty above the most that are counted
     low: float  # of the numbers; NaN without any
     high: float
     whole: bool  # all numbers are whole
@@ -72,7 +75,8 @@ class Profile(NamedTuple):
 class _Tally:
     """The counts of a column so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_VALUES) -> None:
+        self.most = most
         self.rows = self.missing = self.texts = self.infinite = 0
         self.first_text = (0, "")
         self.values: Counter[str] = Counter()
@@ -97,7 +101,7 @@ class _Tally:
         if not self.overflown:
             self.values.update(sources.names(cells))
             self.values.pop("", None)
-            if len(self.values) > MOST_VALUES:
+            if len(self.values) > self.most:
                 self.overflown = True
                 self.values = Counter()
 
@@ -124,7 +128,8 @@ def scan(source: Source, roles: dict[str, Role]) -> dict[str, Profile]:
     for name in used:
         if name in source.unfit:
             raise UserError(_unfit(source, name, roles[name]))
-    tallies = {name: _Tally() for name in used}
+    most = {"client": MOST_CLIENTS}
+    tallies = {name: _Tally(most.get(roles[name], MOST_VALUES)) for name in used}
     for block in source.blocks(used):
         for name, tally in tallies.items():
             tally.add(block.places, block.cells[name])

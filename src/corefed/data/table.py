@@ -22,8 +22,10 @@ from corefed.data.dataset import Dataset
 from corefed.data.profile import Profile, Role
 from corefed.data.sources import Numbers, Source
 
-MOST_CLIENTS = 1000
-"""Each has its own model; a column with more values is an identifier or a measurement."""
+MANY_CLIENTS = 1000
+FEWEST_ROWS = 3
+"""A column with more values than MANY_CLIENTS and fewer rows per value is taken for an identifier:
+a client needs two points to train on and one to test."""
 
 FEW = 20
 """A numeric target with at most this many different whole numbers is a classification."""
@@ -178,11 +180,17 @@ def _check_clients(source: Source, client: Profile) -> None:
     where = f"Column {client.name!r} of {source.path}"
     if not client.present:
         raise UserError(f"{where} is empty; there are no clients.")
-    if not client.values or len(client.values) > MOST_CLIENTS:
-        count = len(client.values) or f"more than {profile.MOST_VALUES}"
+    if not client.values:
         raise UserError(
-            f"{where} has {count} different values, and each would be a client, of which there may "
-            f"be {MOST_CLIENTS}; is it an identifier? Name a column such as site or device."
+            f"{where} has more than {profile.MOST_CLIENTS} different values, and each would be a "
+            "client; is it an identifier? Name a column such as site or device."
+        )
+    count = len(client.values)
+    if count > MANY_CLIENTS and client.present < FEWEST_ROWS * count:
+        raise UserError(
+            f"{where} has {count} different values, and each would be a client, with "
+            f"{client.present / count:.1f} rows on average; is it an identifier? Name a column "
+            "such as site or device."
         )
 
 

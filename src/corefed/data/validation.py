@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -83,16 +84,13 @@ def _client_warnings(dataset: Dataset) -> Iterator[str]:
     if not dataset.classes or len(names) == 1:
         return
     pairs = set(zip(dataset.groups.tolist(), dataset.y.tolist(), strict=True))
-    alone = []
-    for label, name in enumerate(dataset.labels):
-        owners = [group for group, own in pairs if own == label]
-        if len(owners) == 1:
-            alone.append(f"{name} ({names[owners[0]]})")
+    owners = Counter(label for _, label in pairs)
+    only = {label: group for group, label in pairs if owners[label] == 1}
+    alone = [f"{dataset.labels[label]} ({names[only[label]]})" for label in sorted(only)]
     if alone:
         yield f"Classes that one client alone has: {shorten(alone, LISTED)}."
-    single = [
-        name for group, name in enumerate(names) if sum(own == group for own, _ in pairs) == 1
-    ]
+    classes = Counter(group for group, _ in pairs)
+    single = [name for group, name in enumerate(names) if classes[group] == 1]
     if single:
         yield f"Clients whose points all have one class: {shorten(single, LISTED)}."
 

@@ -18,7 +18,7 @@ from corefed.data.clients import FederatedData
 from corefed.data.preparation import Preparation
 from corefed.settings.config import to_dict
 from corefed.settings.run import Experiment
-from corefed.training import evaluate, fitted, record
+from corefed.training import evaluate, fitted, record, saving
 from corefed.training.setup import Trees
 
 
@@ -42,11 +42,11 @@ def keep(
         train, test, classes, targets, [name], preparation.labels, (), (preparation,)
     )
     server = {each: value[0] for each, value in broadcast.items()}
-    trees = Trees(run, data, method, [server], private, temperature=temperature)
+    trees = Trees(run, data, method, [server], lambda rows: private, temperature=temperature)
     place = record.Folder(folder)
     place.create(experiment)
-    place.keep(lambda path: fitted.keep_data(path, data))
-    place.keep(lambda path: fitted.keep_models(path, trees))
+    place.keep(lambda path: saving.keep_data(path, data))
+    place.keep(lambda path: saving.keep_models(path, trees))
     place.finish(_summary(folder, experiment))
 
 

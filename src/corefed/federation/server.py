@@ -96,8 +96,11 @@ def _federate(
     agreement = joining.agree_on_data(path, names, rules, link, log, wanted)
     experiment = joining.complete_experiment(wanted, agreement)
     values = config.to_dict(experiment)
-    lines, state = folder.resume(experiment)
     method, server = _build(experiment, agreement)
+    servers = [server]
+    lines, _ = folder.resume(
+        experiment, lambda state: servers.extend(checkpoint.restore(state, [servers.pop()]))
+    )
     robust.check(rules, method, experiment.run.cohort or len(names))
     if rules.dp_clip:
         privacy.check(method)
@@ -115,16 +118,14 @@ def _federate(
         checks.template(method, server, agreement.shape, agreement.targets),
         privacy.averaging_weights(method, server) if rules.dp_clip else None,
     )
-    if state is not None:
-        (server,), _ = checkpoint.unpack(state, [server], {})
     log("resumed" if lines else "started", len(lines), reason=f"{len(present)} clients connected")
 
     def keep(line: Line, servers: list[Tree], last: bool) -> None:
         folder.append(line)
-        folder.checkpoint(values, line["round"], servers, {})
+        folder.checkpoint(values, line["round"], servers)
 
     clients = RemoteClients(context, lines)
-    run_rounds(method, clients, [server], experiment.run, lines, on_round=keep)
+    run_rounds(method, clients, servers, experiment.run, lines, on_round=keep)
     summary = _summary(values, lines)
     folder.finish(summary)
     log("finished", len(lines))

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -136,7 +137,7 @@ def cnn(
             slice(below + head.bias.start, below + head.bias.stop),
         ),
         activation=activation,
-        scale=lambda: scale_for([*zip(sizes, fan_ins, strict=True)], likelihood.extra),
+        scale=cache(lambda: scale_for([*zip(sizes, fan_ins, strict=True)], likelihood.extra)),
     )
 
 

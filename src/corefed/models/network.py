@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -115,12 +116,14 @@ def mlp(widths: Sequence[int], likelihood: Likelihood, mean_square: float = PIXE
         likelihood=likelihood,
         head=Head(features, fan_in, weight, bias),
         widths=tuple(widths),
-        scale=lambda: scale_for(
-            [
-                (bias.stop - weight.start, fan_in * (mean_square if weight.start == 0 else 1.0))
-                for weight, bias, fan_in, _ in layers
-            ],
-            likelihood.extra,
+        scale=cache(
+            lambda: scale_for(
+                [
+                    (bias.stop - weight.start, fan_in * (mean_square if weight.start == 0 else 1.0))
+                    for weight, bias, fan_in, _ in layers
+                ],
+                likelihood.extra,
+            )
         ),
     )
 
@@ -182,7 +185,7 @@ def from_module(
         likelihood=likelihood,
         head=head,
         activation=activation,
-        scale=lambda: scale_for([*_inputs(named.values())], likelihood.extra),
+        scale=cache(lambda: scale_for([*_inputs(named.values())], likelihood.extra)),
     )
 
 

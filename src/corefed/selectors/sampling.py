@@ -105,16 +105,11 @@ def draw(pi: Tensor, k: Tensor, mask: Tensor, streams: Streams, purpose: str) ->
 
     pi [C, n] sums to k_i. Systematic sampling (Madow 1949): the points are laid end to end in
     random order, each as long as its pi_j. Those that cover one of u, u + 1, .., u + k - 1 are
-    taken, for a uniform u on [0, 1). With equal pi this is a simple random sample. Drawn on the
-    host, one number per real point: neither padding nor the device changes the result.
+    taken, for a uniform u on [0, 1). With equal pi this is a simple random sample.
     """
-    order = torch.full(mask.shape, 2.0, dtype=torch.float64)  # above every uniform: padding is last
-    start = torch.empty(len(mask), 1)  # float32: 24 bits, so that k + u is exact in float64
-    generators = streams.generators(f"sample/{purpose}", host=True)
-    for row, u, real, g in zip(order, start, mask.cpu(), generators, strict=True):
-        row[real] = torch.rand(int(real.sum()), generator=g, dtype=torch.float64)
-        u.uniform_(generator=g)
-    order, u = order.to(pi.device).argsort(-1), start.to(pi.device).double()
+    words = streams.words(f"sample/{purpose}", mask.shape[-1]).squeeze(1)
+    order = words.masked_fill(~mask, torch.iinfo(words.dtype).max).argsort(-1)  # padding is last
+    u = streams.uniform(f"sample/{purpose}/start", 1).double()  # 24 bits: k + u is exact
     length = (pi * mask).double().gather(-1, order)
     certain = length >= 1
     end = torch.where(certain, 0.0, length).cumsum(-1)

@@ -25,9 +25,6 @@ def uniform(data: ClientData, fraction: float, streams: Streams) -> Tensor:
 def random_order(mask: Tensor, streams: Streams, purpose: str) -> Tensor:
     """[C, n] uniforms to sort each client's points by; padding has 2 and comes last.
 
-    Drawn on the host, one number per real point: neither padding nor the device changes them.
+    Real points come first, so padding does not change their numbers.
     """
-    order = torch.full(mask.shape, 2.0)
-    for row, real, g in zip(order, mask.cpu(), streams.generators(purpose, host=True), strict=True):
-        row[real] = torch.rand(int(real.sum()), generator=g)
-    return order.to(mask.device)
+    return streams.uniform(purpose, mask.shape[-1]).masked_fill(~mask, 2.0)

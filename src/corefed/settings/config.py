@@ -26,7 +26,12 @@ from corefed.settings.values import parse, to_toml_value
 CORESET = "coreset"
 """A prefix for the method's own settings, in place of their group: coreset.solver."""
 
-RESULTS_UNCHANGED_BY = frozenset({"rounds", "evaluate_every", "checkpoint_every", "data_dir"})
+RESULTS_UNCHANGED_BY = frozenset(
+    {
+        "rounds", "evaluate_every", "checkpoint_every", "checkpoint_share", "checkpoint_minutes",
+        "data_dir", "client_state",
+    }
+)  # fmt: skip
 """Keys a resumed run may change: training to any given round does not depend on them."""
 
 

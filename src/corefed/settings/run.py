@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-from corefed.base.settings import NotNegativeInt, Part, Positive, PositiveInt, Range, Unit
+from corefed.base.settings import (
+    NotNegativeInt,
+    Part,
+    Positive,
+    PositiveInt,
+    Range,
+    Unit,
+    at_least,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -126,14 +134,28 @@ class Run:
     """Where to compute: auto, cpu, cuda or cuda:INDEX."""
     runtime: Literal["vmap", "loop"] = "vmap"
     """All clients stacked, as far as memory allows, or one after the other."""
+    compile: Literal["auto", "on", "graph", "off"] = "auto"
+    """Local steps as one compiled program; `graph` replays them on a GPU without compiling."""
     memory_mb: Annotated[PositiveInt, Unit("MB")] = 4096
     """Bound on the memory that stacking clients may take."""
+    client_state: Literal["auto", "device", "host", "file"] = "auto"
+    """Where clients keep their state between rounds: stacked on the device, or only of those that
+    took part, in the machine's memory or in a file. auto is the device, unless the state exceeds
+    half of its free memory, or memory_mb in a run with small cohorts; then it is a file."""
     evaluate_every: Annotated[NotNegativeInt, Unit("rounds")] = 0
     """Rounds between evaluations; 0 makes about ten. The last round is always evaluated."""
+    evaluate_clients: NotNegativeInt = 0
+    """Clients that are evaluated, drawn once per seed; 0 takes all. Temperatures of the others are
+    those of all evaluated clients together."""
     evaluate_draws: PositiveInt = 10
     """Draws of the weights that a prediction averages over."""
-    checkpoint_every: Annotated[NotNegativeInt, Unit("rounds")] = 1
-    """Rounds between checkpoints; 0 writes none, and the run cannot be resumed."""
+    checkpoint_every: Annotated[int, at_least(-1), Unit("rounds")] = -1
+    """Rounds between checkpoints; -1 makes them as often as checkpoint_share allows, 0 writes
+    none, and the run cannot be resumed."""
+    checkpoint_share: Part = 0.1
+    """With checkpoint_every = -1: share of the time that checkpoints may take."""
+    checkpoint_minutes: Annotated[Positive, Unit("minutes")] = 5.0
+    """With checkpoint_every = -1: time between checkpoints at most, whatever they take."""
     data_dir: str = ""
     """Folder to look for data in, before $COREFED_DATA and the user's cache."""
 

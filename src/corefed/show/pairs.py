@@ -19,7 +19,7 @@ FEWEST_SEEDS = 3
 """An interval from two differences has one degree of freedom: 12.7 standard errors."""
 SAME = (
     "data", "partition", "clients", "classes", "embedding", "bad_images", "target",
-    "client_column", "missing", "task", "smallest_client",
+    "client_column", "missing", "task", "smallest_client", "evaluate_clients",
 )  # fmt: skip
 """Settings that decide which test points a seed has."""
 
@@ -36,7 +36,8 @@ class Difference(NamedTuple):
 
 def differs(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """The first setting that gives two runs other test points; empty if there is none."""
-    return next((key for key in SAME if own.get(key) != other.get(key)), "")
+    # A run of an older version lacks what is empty or 0 by default.
+    return next((key for key in SAME if (own.get(key) or 0) != (other.get(key) or 0)), "")
 
 
 def by_seed(scores: Sequence[float], others: Sequence[float]) -> Difference:

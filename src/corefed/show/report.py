@@ -111,7 +111,7 @@ def _caption(summary: dict[str, Any]) -> str:
     if "overhead_seconds_per_round" in spent:
         said.append(f"{spent['overhead_seconds_per_round']:.2f} s of them not training")
     said.append(cost.of_summary(summary).words)
-    said += _temperature(summary)
+    said += [*_temperature(summary), *sample(summary)]
     if "privacy" in summary:
         said.append(_spent(summary["privacy"]))
     return ", ".join(said)
@@ -123,6 +123,14 @@ def _temperature(summary: Mapping[str, Any]) -> list[str]:
     if main is None:
         return []
     return [f"calibrated at temperature {main['temperature']['all_clients']['mean']:.2f}"]
+
+
+def sample(summary: Mapping[str, Any]) -> list[str]:
+    """For readers of metrics that are of some of the clients."""
+    if "evaluated_clients" not in summary:
+        return []
+    evaluated, clients = summary["evaluated_clients"], summary["clients"]
+    return [f"evaluated on {evaluated:,} of {clients:,} clients"]
 
 
 def _spent(privacy: Mapping[str, Any]) -> str:
@@ -189,6 +197,7 @@ def legend(results: Sequence[RunResult]) -> list[str]:
         unfinished = _rounds(result.summary)
         more = [f"rounds {unfinished}"] if " of " in unfinished else []
         more += [words(own)] if own else []
+        more += sample(result.summary)
         lines.append(f"{number}  {result.path}{': ' if more else ''}{', '.join(more)}")
     if not all(cost.of_summary(result.summary).complete for result in results):
         lines.append(cost.LOWER_BOUND)

@@ -20,7 +20,8 @@ from corefed.training import cost
 from corefed.training.record import main_model
 
 NO_MATTER = {
-    "seeds", "device", "runtime", "memory_mb", "evaluate_every", "checkpoint_every", "data_dir",
+    "seeds", "device", "runtime", "compile", "memory_mb", "evaluate_every", "checkpoint_every",
+    "checkpoint_share", "checkpoint_minutes", "client_state", "data_dir",
 }  # fmt: skip
 """Settings that leave the scores of a seed as they are, up to rounding."""
 MOST = 3

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from corefed.base import rng
-from corefed.base.types import ClientData, Method, Tree
+from corefed.base.types import ClientData, Method, Tree, places
 from corefed.bayes import temperature
 from corefed.data.preparation import TargetUnit
 from corefed.settings.run import Run
@@ -59,16 +59,26 @@ def slopes(
     draws: int,
     classes: int,
     unit: TargetUnit | None = None,
+    who: Sequence[int] | None = None,
 ) -> Tree:
-    """By kind of model, slopes of each client's points, [C, 65]; it predicts as `evaluate` does."""
+    """By kind of model, slopes of each client's points, [C, 65]; it predicts as `evaluate` does.
+
+    With `who`, those of other clients are 0, as if they had no points: their temperature is that of
+    all points together.
+    """
     found: dict[str, list[Tensor]] = {}
-    for rows, own, models, noise in chunks(clients, method, servers, round_, draws):
-        part = slice(rows.start, rows.stop)
-        here = ClientData(*(field[part] for field in points))
-        each = slopes_of(own, models, here, noise, classes, unit.at(part) if unit else None)
+    for rows, own, models, noise in chunks(clients, method, servers, round_, draws, who):
+        here = unit.at(places(rows)) if unit else None
+        each = slopes_of(own, models, points.of(rows), noise, classes, here)
         for kind, value in each.items():
             found.setdefault(kind, []).append(value)
-    return {kind: torch.cat(parts) for kind, parts in found.items()}
+    joined = {kind: torch.cat(parts) for kind, parts in found.items()}
+    if who is None:
+        return joined
+    everyone = {kind: v.new_zeros(len(points.weight), v.shape[-1]) for kind, v in joined.items()}
+    for kind, value in joined.items():
+        everyone[kind][list(who)] = value
+    return everyone
 
 
 def slopes_of(

@@ -1,33 +1,49 @@
-"""Save the server and private state of a run in one safetensors file, and load it.
+"""Checkpoints of a run: written in the background, at a cost of what changed since the last one.
 
-The file is replaced in one step, so that a killed run leaves the old checkpoint or the new one. Its
-header says which experiment it belongs to.
+    saves = Checkpoints(folder, values, every, share, minutes)
+    after each round:
+        saves.mark(rows)                        # whose private state changed
+        if saves.due(round, last):
+            saves.save(round, servers, take)    # copies the rows; a thread writes them
+    saves.close()                               # the last one is on the disk
+
+At most one save is under way. A run that is killed at any moment goes on from the newest save that
+is complete, see `segments.py` for its files. Clients that never took part are not in it: they are
+as the run's start made them.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
 
 import torch
 
-from corefed import __version__
+from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.types import Tree
-from corefed.settings.config import differences, fingerprint
+from corefed.training import segments, state_file
+from corefed.training.pace import Pace
+from corefed.training.segments import Rows, Save, Segment
+from corefed.training.writer import AbandonedError, Writer
 
-SCHEMA = 2
-"""Increase it when names or meanings of tensors change."""
+FOLDER = "checkpoint"
+AHEAD = 8
+"""Pieces in memory that wait for the writer: 1 GiB. With more, the run waits."""
+
+Take = Callable[[Sequence[int]], Tree]
 
 
-class State(NamedTuple):
-    """A run after `round` rounds."""
+class Clients(Protocol):
+    """Whose private state is restored."""
 
-    round: int
-    tensors: Tree  # server.G.NAME and private.NAME
+    def take(self, rows: Sequence[int]) -> Tree: ...
+
+    def put(self, rows: Sequence[int], tree: Tree) -> None: ...
 
 
 def require_library() -> None:
@@ -39,89 +55,231 @@ def require_library() -> None:
         )
 
 
-def encode(
-    values: Mapping[str, object], round_: int, servers: Sequence[Tree], private: Tree
-) -> bytes:
-    """The bytes of a checkpoint of the experiment whose settings are `values`."""
-    from safetensors.torch import save  # checked by `require_library`
+# --- writing --------------------------------------------------------------------------------------
 
-    tensors = {f"server.{g}.{k}": v for g, server in enumerate(servers) for k, v in server.items()}
-    tensors |= {f"private.{k}": v for k, v in private.items()}
-    about = {
-        "schema": SCHEMA,
-        "version": __version__,
-        "round": round_,
-        "fingerprint": fingerprint(values),
-        "config": dict(values),
+
+class Checkpoints:
+    """The checkpoints of a run, or of one of several processes that train it together.
+
+    `folder` is the run's, `values` its settings. `part` names a process ("2-of-4"), which has files
+    of its own and keeps its last two saves: processes that are killed may be one save apart. A run
+    that is resumed adds to what `load` gave.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        values: Mapping[str, object],
+        every: int,
+        share: float,
+        minutes: float,
+        part: str = "",
+    ) -> None:
+        self.run, self.values, self.kept = folder, values, 2 if part else 1
+        self.folder = folder / FOLDER / part
+        self.pace = Pace(every, share, minutes)
+        self._writer = Writer[tuple[Rows, Tree]](AHEAD)
+        self._changed: set[int] = set()
+        self._saves = segments.read_manifest(self.folder, values)
+        newest = self._saves[-1].segments if self._saves else []
+        self._held = [(each, segments.read_rows(self.folder, each)) for each in newest]
+        segments.remove_others(self.folder, values)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a save to add to."""
+        return bool(self._saves)
+
+    def mark(self, rows: Sequence[int]) -> None:
+        """Rows of private state that changed."""
+        self._changed.update(rows)
+
+    def due(self, round_: int, last: bool) -> bool:
+        """Whether to save after this round; raises what went wrong with the save before."""
+        if not self._writer.busy:
+            self._writer.wait()
+        return self.pace.due(round_, last, self._writer.busy)
+
+    def save(self, round_: int, servers: Sequence[Tree], take: Take) -> None:
+        """Hand over the state after `round_` rounds: the servers' and the marked rows.
+
+        `take` gives rows of every private tensor, on any device. They are copied before this
+        returns, so the run may go on and change them.
+        """
+        called = self.pace.clock()
+        self._writer.wait()
+        rows = sorted(self._changed)
+        self._changed.clear()
+        server = _on_host(segments.pack_server(servers))
+        began = self.pace.begin()
+
+        def write(pieces: Iterator[tuple[Rows, Tree]]) -> None:
+            self._write(round_, rows, server, pieces)
+
+        def written(seconds: float) -> None:
+            self.pace.end(began, held, seconds, self.pace.clock())
+
+        held = 0.0
+        try:
+            self._writer.start(write, written)
+            for piece in _pieces(rows, take):
+                self._writer.give((piece, _on_host(take(piece))))
+            held = self.pace.clock() - called
+            self._writer.give(None)
+        except BaseException:  # Ctrl-C as well
+            self._writer.abandon()
+            raise
+
+    def close(self) -> None:
+        """Wait until the last save is on the disk; raises what went wrong with it."""
+        self._writer.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif issubclass(kind, KeyboardInterrupt):  # the second Ctrl-C: at once
+            self._writer.abandon()
+        else:
+            with suppress(UserError):  # the first error is the one to tell
+                self.close()
+
+    def _write(
+        self, round_: int, rows: Rows, server: Tree, pieces: Iterator[tuple[Rows, Tree]]
+    ) -> None:
+        """In the writer's thread: the new files, then the manifest."""
+        plan = segments.plan(self._held, rows)
+        number = segments.next_number(self._saves)
+        made: list[Segment] = []
+        added: list[tuple[Segment, Rows]] = []
+
+        def contents() -> Iterator[tuple[str, files.Content]]:
+            segment, content = segments.encode(f"{number:06d}-server.safetensors", server)
+            made.append(segment)
+            yield segment.file, content
+            for source in (pieces, segments.merge(self.folder, plan.merged)):
+                for mine, tree in source:
+                    name = f"{number:06d}-{len(added):03d}.safetensors"
+                    segment, content = segments.encode(name, segments.pack_rows(mine, tree))
+                    added.append((segment, mine))
+                    yield segment.file, content
+
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            files.replace_all(self.folder, contents())
+            if self._writer.abandoned:
+                raise AbandonedError
+            held = [each for each in self._held if each[0] in plan.kept] + added
+            save = Save(round_, made[0], [segment for segment, _ in held])
+            saves = [*self._saves, save][-self.kept :]
+            segments.write_manifest(self.folder, self.values, saves)
+            self._saves, self._held = saves, held
+        except OSError as error:
+            raise UserError(
+                f"Cannot write into {self.run}: {error.strerror}. The checkpoint before round "
+                f"{round_} is kept, if there was one."
+            ) from error
+        finally:
+            segments.remove_others(self.folder, self.values)
+
+
+def _pieces(rows: Rows, take: Take) -> Iterator[Rows]:
+    """The rows in parts of about `PIECE` bytes."""
+    if not rows:
+        return
+    one = sum(value.numel() * value.element_size() for value in take(rows[:1]).values())
+    count = max(1, segments.PIECE // max(1, one))
+    for first in range(0, len(rows), count):
+        yield rows[first : first + count]
+
+
+def _on_host(tree: Tree) -> Tree:
+    """A copy that nobody changes."""
+    return {
+        k: v.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for k, v in tree.items()
     }
-    host = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-    return save(host, metadata={"corefed": json.dumps(about)})
 
 
-def decode(content: bytes, values: Mapping[str, object], where: str) -> State:
-    """The state in a checkpoint; refused unless this run can resume from it."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
+# --- reading --------------------------------------------------------------------------------------
 
+
+class Loaded(NamedTuple):
+    """The state of a run after `round` rounds."""
+
+    round: int
+    servers: list[Tree]
+    folder: Path
+    segments: list[Segment]
+    wanted: frozenset[int] | None = None  # rows to restore; None: all
+
+    def pieces(self) -> Iterator[tuple[Rows, Tree]]:
+        """Rows of private state, file by file; of several versions of a row the last counts."""
+        for segment in self.segments:
+            if self.wanted is None:
+                yield segments.unpack_rows(segment.read(self.folder))
+            elif here := [
+                row for row in segments.read_rows(self.folder, segment) if row in self.wanted
+            ]:
+                yield from segments.merge(self.folder, [(segment, here)])
+
+
+def load(
+    folder: Path, values: Mapping[str, object], part: str = "", upto: int | None = None
+) -> Loaded | None:
+    """The newest checkpoint of a run, or the newest of at most `upto` rounds; None without one.
+
+    Refused unless this version and these settings can go on from it.
+    """
+    here = folder / FOLDER / part
+    saves = segments.read_manifest(here, values)
+    old = here / state_file.NAME
+    if not saves and old.exists():
+        state_file.refuse(old, values, segments.SCHEMA)
+    fitting = [save for save in saves if upto is None or save.round <= upto]
+    if not fitting:
+        return None
+    newest = fitting[-1]
+    for segment in newest.files:
+        segment.check(here)
+    servers = segments.unpack_server(newest.server.read(here))
+    return Loaded(newest.round, servers, here, newest.segments)
+
+
+def forget(folder: Path, values: Mapping[str, object], part: str, after: int) -> None:
+    """Drop the saves of a part after so many rounds, so that `Checkpoints` adds to those before."""
+    here = folder / FOLDER / part
+    saves = segments.read_manifest(here, values)
+    kept = [save for save in saves if save.round <= after]
+    if len(kept) == len(saves):
+        return
     try:
-        tensors = load(content)
-        about = _about(content)
-    except (SafetensorError, ValueError, KeyError) as error:
+        if kept:
+            segments.write_manifest(here, values, kept)
+        else:
+            (here / segments.MANIFEST).unlink()
+    except OSError as error:
         raise UserError(
-            f"{where} is truncated or damaged ({error}); the run cannot be resumed from it."
+            f"Cannot write into {here}: {error.strerror}. The checkpoint is as it was."
         ) from error
-    if (about["schema"], about["version"]) != (SCHEMA, __version__):
-        raise UserError(
-            f"{where} was written by corefed {about['version']} (checkpoint schema "
-            f"{about['schema']}) and this is {__version__} (schema {SCHEMA}); resume with that "
-            "version, or start a new run."
-        )
-    if about["fingerprint"] != fingerprint(values):
-        changed = ", ".join(differences(about["config"], values)) or "unknown settings"
-        raise UserError(
-            f"{where} belongs to another experiment: {changed}; resume with the settings it was "
-            "written with, or start a new run."
-        )
-    # Tensors in the file's memory may be misaligned, which can change the last bit of a sum.
-    return State(about["round"], {k: v.clone() for k, v in tensors.items()})
 
 
-def round_of(path: Path) -> int:
-    """The round of a checkpoint, from its header alone; 0 if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            size = file.read(8)
-            about = _about(size + file.read(int.from_bytes(size, "little")))
-        return int(about["round"])
-    except (OSError, ValueError, KeyError):
-        return 0
-
-
-def unpack(state: State, servers: Sequence[Tree], private: Tree) -> tuple[list[Tree], Tree]:
-    """The state's trees, with the names, shapes and devices of the fresh ones."""
-    return (
-        [_like(state.tensors, f"server.{g}.", server) for g, server in enumerate(servers)],
-        _like(state.tensors, "private.", private),
-    )
-
-
-def _about(content: bytes) -> dict[str, Any]:
-    """The metadata of `encode` in the header: 8 bytes of length, then JSON."""
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    about: dict[str, Any] = json.loads(header["__metadata__"]["corefed"])
-    return about
-
-
-def _like(tensors: Tree, prefix: str, fresh: Tree) -> Tree:
-    found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    if _shapes(found) != _shapes(fresh):
-        raise UserError(
-            "The checkpoint's tensors are not those of this run's method and data; the data may "
-            "have changed since it was written."
-        )
-    return {k: found[k].to(v.device) for k, v in fresh.items()}
-
-
-def _shapes(tree: Tree) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {name: (value.shape, value.dtype) for name, value in tree.items()}
+def restore(loaded: Loaded, servers: Sequence[Tree], clients: Clients | None = None) -> list[Tree]:
+    """Put the rows back into `clients`; the servers' states, on the devices of the fresh ones."""
+    found = [
+        state_file.like(tree, fresh) for tree, fresh in zip(loaded.servers, servers, strict=True)
+    ]
+    if clients is None:
+        return found
+    for rows, tree in loaded.pieces():
+        try:
+            fresh = clients.take([max(rows)])
+        except IndexError:  # there are fewer clients now
+            fresh = {}
+        state_file.like({k: v[:1] for k, v in tree.items()}, fresh)
+        clients.put(rows, tree)
+    return found

@@ -6,7 +6,7 @@ those of the subset that it trains on. A method never sees the subset's state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from corefed.base.rng import Streams
 from corefed.base.types import ClientData, Method, Tree, Work
-from corefed.bayes.batches import batches, noises
+from corefed.bayes.batches import Plan, gather, noises, plan
 
 SUBSET = "subset."
 """Prefix of a subset's tensors in a client's private state."""
@@ -37,15 +37,65 @@ def start(method: Method, broadcast: Tree, data: ClientData) -> Tree:
     return {**own, **_named(method.subset.init(own, data))}
 
 
+class Points(NamedTuple):
+    """What C clients train on until their subsets are next selected."""
+
+    data: ClientData  # all points
+    weight: Tensor  # [C, n]; 0 leaves a point out
+    sizes: Sequence[int]  # how many points of each client have a weight
+
+
+TakeSteps = Callable[[Method, Tree, Points, Streams, int], tuple[Tree, Tensor]]
+"""(method, working, points, streams, steps) -> (working, summed losses [C])."""
+
+
+def one_by_one(batch: int) -> TakeSteps:
+    """Local steps as the method writes them, on minibatches of this size."""
+
+    def take(
+        method: Method, working: Tree, points: Points, streams: Streams, steps: int
+    ) -> tuple[Tree, Tensor]:
+        data, weight, sizes = points
+        chosen = plan(data, weight, streams, steps, batch, method.traits.batches, sizes)
+        return step_by_step(method, working, data, chosen, streams)
+
+    return take
+
+
+def step_by_step(
+    method: Method, working: Tree, data: ClientData, chosen: Plan, streams: Streams
+) -> tuple[Tree, Tensor]:
+    """The steps of a plan: the working state after them, and the summed losses [C]."""
+    loss = torch.zeros(len(data.weight), device=data.weight.device)
+    noise = noises(streams, method.noise, chosen.at.shape[1] // chosen.each)
+    for minibatch in gather(data, chosen):
+        working, info = method.step(working, minibatch, next(noise))
+        loss += info["loss"]
+    return working, loss
+
+
 def train(
-    method: Method, broadcast: Tree, private: Tree, data: ClientData, streams: Streams, work: Work
+    method: Method,
+    broadcast: Tree,
+    private: Tree,
+    data: ClientData,
+    streams: Streams,
+    work: Work,
+    take_steps: TakeSteps | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> Trained:
-    """One round of C clients: begin, (select, steps) until R steps are done, end."""
+    """One round of C clients: begin, (select, steps) until R steps are done, end.
+
+    `take_steps` is how steps are taken; one by one where it is not given. `sizes` are the clients'
+    numbers of points, where they are known: reading them from a GPU takes time.
+    """
+    take_steps = take_steps or one_by_one(work.batch)
     own, state = _own(private), {name: v.clone() for name, v in _state(private).items()}
     subset, weight = method.subset, data.weight
     working = method.begin(broadcast, own, data, streams)
     segment = work.steps if subset is None else subset.every or work.steps
     loss = torch.zeros(len(data.weight), device=data.weight.device)
+    sizes = data.size.tolist() if sizes is None else sizes
     examples = torch.zeros(len(data.weight), dtype=torch.int64)
     done = 0
     while done < work.steps:
@@ -53,14 +103,12 @@ def train(
         if subset is not None:
             state = subset.select(state, working, data, streams, work)
             weight = subset.weights(state)
-        noise = noises(streams, method.noise, steps)
-        for batch in batches(data, weight, streams, steps, work.batch, method.traits.batches):
-            working, info = method.step(working, batch, next(noise))
-            loss += info["loss"]
+            sizes = (weight > 0).sum(-1).tolist()
+        working, summed = take_steps(method, working, Points(data, weight, sizes), streams, steps)
+        loss += summed
         if subset is not None:
             state = subset.after(state, steps)
-        points = (weight > 0).sum(-1).cpu().clamp_max(work.batch)
-        examples += steps * method.traits.passes * points
+        examples += steps * method.traits.passes * torch.tensor(sizes).clamp_max(work.batch)
         done += steps
     message, changed = method.end(broadcast, working)
     private = {**own, **changed, **_named(state)}

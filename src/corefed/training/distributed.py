@@ -7,6 +7,7 @@ its own clients. A mistake at one worker is raised by all, as one sentence.
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
@@ -22,11 +23,11 @@ from corefed.base.types import Tree
 from corefed.data.clients import FederatedData
 from corefed.settings.config import differences, fingerprint, to_dict
 from corefed.settings.run import Experiment
-from corefed.training import calibration, checkpoint, fitted, parts, record
+from corefed.training import calibration, checkpoint, fitted, joining, parts, record, saving
 from corefed.training.loop import Line, run_rounds
 from corefed.training.rounds import Result, summarise
-from corefed.training.setup import Setup, concrete, load, prepare
-from corefed.training.sharded import Sharded
+from corefed.training.setup import WHOLE, Setup, concrete, load, prepare
+from corefed.training.sharded import Sharded, rows_of
 from corefed.training.world import World
 
 
@@ -48,26 +49,31 @@ def train(
     folder = record.Folder(out)
     resume = bool(world.tell([resume])[0])
     world.agree(lambda: _check(world, experiment, folder, resume=resume))
-    setup, everyone = world.agree(lambda: _prepare(world, experiment))
+    setup, everyone = world.agree(lambda: _prepare(world, experiment, out))
     run, servers, values = setup.experiment.run, setup.servers, to_dict(setup.experiment)
     _compare(world, values, everyone)
+    shard = parts.Shard(setup.clients, rows_of(run, share(run.clients, world.size, world.rank)))
     lines: list[Line] = []
     if resume:
-        lines, servers = _go_on(world, setup, folder, values)
+        lines, servers = _go_on(world, setup, shard, folder, values)
         began -= sum(line["seconds"] + line.get("evaluate_seconds", 0.0) for line in lines)
     else:
         world.agree(lambda: folder.create(setup.experiment) if world.first else None)
     if world.first and not (out / fitted.DATA).exists():
-        world.trouble = _attempt(lambda: folder.keep(lambda path: fitted.keep_data(path, everyone)))
+        world.trouble = _attempt(lambda: folder.keep(lambda path: saving.keep_data(path, everyone)))
     world.agree(lambda: on_begin(values, lines) if world.first else None)
-    keeping = parts.Parts(out, values, run.checkpoint_every, world.rank, world.size)
+    saves = world.agree(lambda: _checkpoints(world, setup, shard, out, values))
     due = [False]
 
     def stopped() -> bool:
         """The first worker says whether to stop and to save: once per round."""
-        wanted = world.first and stop()
-        save = keeping.due(len(lines), wanted)
-        wanted, due[0] = map(bool, world.tell([wanted, save]))
+        wanted, save = world.first and stop(), [False]
+
+        def ask() -> None:  # raises what went wrong with the save before
+            save[0] = saves is not None and saves.due(len(lines), wanted)
+
+        world.trouble = world.trouble or _attempt(ask)
+        wanted, due[0] = map(bool, world.tell([wanted, save[0]]))
         return wanted
 
     def keep(line: Line, servers: list[Tree], last: bool) -> None:
@@ -76,22 +82,33 @@ def train(
         def write() -> None:
             if world.first:
                 folder.append(line)
-            if due[0] or (last and run.checkpoint_every):
-                keeping.save(line["round"], servers, setup.clients.private)
+            if saves is not None and (due[0] or last):
+                if world.first:
+                    parts.remove_others(out, values, world.size)
+                saves.save(line["round"], servers, shard.take)
             if world.first:
                 on_round(line)
 
         world.trouble = world.trouble or _attempt(write)
 
-    clients = Sharded(world, setup, everyone)
-    servers = run_rounds(setup.method, clients, servers, run, lines, on_round=keep, stop=stopped)
-    world.agree(lambda: None)
+    clients = Sharded(
+        world, setup, everyone, saves.mark if saves is not None else lambda rows: None
+    )
+    with saves if saves is not None else nullcontext():
+        servers = run_rounds(
+            setup.method, clients, servers, run, lines, on_round=keep, stop=stopped
+        )
+        world.agree(lambda: saves.close() if saves is not None else None)
+    if world.first and saves is not None:
+        parts.remove_others(out, values, world.size)
     finished = len(lines) == run.rounds
     told = lines[-1].get("calibration") if finished else None
     temperature = calibration.stored(calibration.read(told)) if told else None
     if finished and run.checkpoint_every:
         _keep_models(world, clients, servers, temperature, folder)
-    summary = summarise(setup, everyone, lines, began, workers=world.size)
+    summary = summarise(setup, everyone, lines, began, saves, workers=world.size)
+    for note in saves.pace.notes if world.first and saves is not None else ():
+        print(f"note: {note}", file=sys.stderr, flush=True)
     world.agree(lambda: folder.finish(summary) if finished and world.first else None)
     world.done = True
     return Result(summary, finished, setup, servers, temperature)
@@ -107,7 +124,9 @@ def _check(world: World, experiment: Experiment, folder: record.Folder, *, resum
         checkpoint.require_library()
 
 
-def _prepare(world: World, experiment: Experiment) -> tuple[Setup, FederatedData]:
+def _prepare(
+    world: World, experiment: Experiment, out: Path | None = None
+) -> tuple[Setup, FederatedData]:
     """This worker's part of the run, and the data of all clients on the host.
 
     Data are read by every worker; notes about them are printed by the first.
@@ -122,7 +141,13 @@ def _prepare(world: World, experiment: Experiment) -> tuple[Setup, FederatedData
                 f"There are {world.size} workers and {clients} clients; each worker needs a client "
                 f"of its own, so use at most {clients} workers."
             )
-        setup = prepare(experiment, everyone, share=lambda n: share(n, world.size, world.rank))
+        setup = prepare(
+            experiment,
+            everyone,
+            folder=out,
+            share=lambda n: share(n, world.size, world.rank),
+            beside=world.beside,
+        )
     return setup, everyone._replace(notes=setup.data.notes)
 
 
@@ -154,24 +179,44 @@ def _digest(data: FederatedData) -> str:
 
 
 def _go_on(
-    world: World, setup: Setup, folder: record.Folder, values: dict[str, Any]
+    world: World, setup: Setup, shard: parts.Shard, folder: record.Folder, values: dict[str, Any]
 ) -> tuple[list[Line], list[Tree]]:
     """Load the newest round that all workers have; a run without one starts again."""
-    every = world.ask({str(size): each for size, each in parts.find(folder.path).items()})
-    views = [{int(size): each for size, each in found.items()} for found in every]
-    written = parts.newest(views)
-    clients, servers = setup.clients, setup.servers
+    found = world.agree(lambda: parts.find(folder.path, values))
+    every = world.ask({str(size): each for size, each in found.items()})
+    written = parts.newest([{int(size): each for size, each in one.items()} for one in every])
+    servers, total = setup.servers, setup.experiment.run.clients
     if written[1]:
-        total = setup.experiment.run.clients
-        mine = share(total, world.size, world.rank)
-        servers, clients.private = world.agree(
-            lambda: parts.load(folder.path, values, written, servers, clients.private, mine, total)
+        servers = world.agree(
+            lambda: parts.restore(folder.path, values, written, servers, shard, total)
         )
-    # The first worker alone cuts the record; all have the folder, or get the lines from it.
+    # The first worker alone cuts the record; the others get the lines from it.
     lines = world.agree(
         lambda: folder.cut_back(setup.experiment, written[1]) if world.first else []
     )
+    # Saves that the others do not have, or that belong to another course of the run
+    last = written[1] if written[0] == world.size else 0
+    part = parts.name(world.rank, world.size)
+    world.agree(lambda: checkpoint.forget(folder.path, values, part, after=last))
     return world.ask(lines)[0], servers
+
+
+def _checkpoints(
+    world: World, setup: Setup, shard: parts.Shard, out: Path, values: dict[str, Any]
+) -> checkpoint.Checkpoints | None:
+    """Those of this worker's clients; the first save has all that were restored from others'."""
+    run = setup.experiment.run
+    if not run.checkpoint_every:
+        return None
+    saves = checkpoint.Checkpoints(
+        out, values, run.checkpoint_every, run.checkpoint_share, run.checkpoint_minutes,
+        part=parts.name(world.rank, world.size),
+    )  # fmt: skip
+    if not saves.begun:
+        saves.mark(
+            [shard.rows[i] for i in setup.clients.store.touched.nonzero().flatten().tolist()]
+        )
+    return saves
 
 
 def _keep_models(
@@ -181,27 +226,32 @@ def _keep_models(
     temperature: Tree | None,
     folder: record.Folder,
 ) -> None:
-    """Each worker makes the models of its clients and predicts; the first writes all of them."""
-    personal = f"{calibration.PREFIX}personal"
+    """Each worker writes the models of its clients, and predictions; the first joins them."""
+    setup, run, personal = (
+        clients.setup,
+        clients.setup.experiment.run,
+        f"{calibration.PREFIX}personal",
+    )
     own = dict(temperature or {})
     if personal in own:
         own[personal] = clients.of_mine(own[personal])
-    trees = clients.setup.trees(servers, own or None)
-    mine = fitted.models_of(trees)
-    held_out = fitted.held_out_of(trees, mine)
-    held_out["row"] = torch.tensor(clients.rows(world.rank))[held_out["row"]]
-    models, tested = world.collect(mine), world.collect(held_out)
-    if not world.first:
-        world.agree(lambda: None)
-        return
-    rows = torch.tensor([row for rank in range(world.size) for row in clients.rows(rank)])
-    joined = dict(models[0])
-    for name in joined:
-        if name.startswith("personal.") or name in ("weight", personal):
-            joined[name] = torch.cat([each[name] for each in models])[rows.argsort()]
-    order = torch.cat([each["row"] for each in tested]).argsort(stable=True)
-    whole = {k: torch.cat([each[k] for each in tested if k in each])[order] for k in tested[0]}
-    world.agree(lambda: folder.keep(lambda path: fitted.keep_trees(path, joined, whole)))
+    store, every = setup.clients.store, run.clients * len(run.seeds)
+    touched = world.gather(torch.tensor([bool(store.touched.all()), bool(store.touched.any())]))
+    some = store.layout.content * every > WHOLE and not bool(touched[:, 0].all())
+    trees = setup.trees(servers, own or None)._replace(touched=store.touched if some else None)
+    part = parts.name(world.rank, world.size)
+    world.agree(lambda: folder.keep(lambda path: joining.keep_part(path, part, trees)))
+    owned = {
+        parts.name(rank, world.size): rows_of(run, each)
+        for rank, each in enumerate(clients.shares)
+        if not some or bool(touched[rank, 1])
+    }
+
+    def join() -> None:
+        if world.first:
+            folder.keep(lambda path: joining.join(path, owned, run.clients, temperature))
+
+    world.agree(join)
 
 
 def _attempt(work: Callable[[], None]) -> UserError | None:

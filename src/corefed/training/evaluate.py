@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.types import ClientData, Method, Tree
+from corefed.base.types import ClientData, Method, Tree, places
 from corefed.bayes import temperature as tempering
 from corefed.data.preparation import TargetUnit
-from corefed.training import client_side
+from corefed.training import client_side, others
 from corefed.training.local import LocalClients
 from corefed.training.predicting import chunks, posterior_noise
 
@@ -35,11 +36,14 @@ class Evaluation(NamedTuple):
     """One entry per run (seed) in each list."""
 
     metrics: list[dict[str, float]]  # personal_accuracy, personal_nll, global_accuracy, ...
-    clients: list[list[float | None]]  # personal accuracy (or RMSE); None without test points
+    clients: list[list[float | None]]  # personal accuracy (or RMSE); None without test points, and
+    # for clients that are not evaluated
     classes: list[dict[str, list[float | None]]]  # model -> accuracy by class; empty for regression
     overconfidence: list[dict[str, float]]  # model -> mean confidence - accuracy; the same
     confidence: list[Tree]  # model -> largest probability of every point; the same
-    points: Tree  # scores of every point, [C, n] each, by the model of `clients`
+    points: Tree  # scores of every point, [C, n] each, by the model of `clients`; with a sample of
+    # clients, C are those
+    sampled: int = 0  # evaluated clients per run; 0: all
 
     def line(self, labels: tuple[str, ...]) -> dict[str, Any]:
         """What a line of rounds.jsonl has of it."""
@@ -51,6 +55,7 @@ class Evaluation(NamedTuple):
             "clients": self.clients,
             "classes": by_class,
             "overconfidence": bold,
+            **({"evaluated_clients": self.sampled} if self.sampled else {}),
         }
 
 
@@ -66,11 +71,13 @@ def evaluate(
     *,
     elsewhere: bool = True,
     temperature: Mapping[str, Tensor] | None = None,
+    who: Sequence[int] | None = None,
 ) -> Evaluation:
     """Every model of `method.models` on test (or validation) points; `classes` is 0 for regression.
 
-    With `elsewhere`, models of clients that share nothing are also tested on the others' points.
-    `temperature` has the clients' temperatures, [C] per kind of model.
+    With `elsewhere`, models of clients that share nothing are also tested on the others' points
+    (`others.py`). `temperature` has the clients' temperatures, [C] per kind of model. `who` are the
+    rows to evaluate, equally many of every run; by default all.
 
     `unit` is that of the test targets, where networks learn standardised ones. All models of a
     client have the same posterior noise, so that their differences are not noise. `draws` samples
@@ -79,9 +86,9 @@ def evaluate(
     runs, per_run, T = len(servers), clients.per_run, temperature or {}
     points: dict[str, list[Tree]] = {}
     away: list[Tree] = []
-    for chunk in chunks(clients, method, servers, round_, draws):
+    for chunk in chunks(clients, method, servers, round_, draws, who):
         rows, method, models, noise = chunk
-        part = slice(rows.start, rows.stop)
+        part = places(rows)
         for name, model in models.items():
             predicted = method.predict(model, test.x[part], noise)
             here, own = unit.at(part) if unit else None, T[name][part] if name in T else None
@@ -89,37 +96,41 @@ def evaluate(
             points.setdefault(name, []).append(each)
         if elsewhere and method.traits.sent == () and per_run > 1:  # they share nothing
             own = T["personal"][part] if "personal" in T else None
-            away.append(
-                _score_elsewhere(
-                    method, models["personal"], test, rows, per_run, noise, classes, unit, own
-                )
+            on_others = partial(
+                _score_there, method, models["personal"], test, noise, classes, unit, own
             )
-    real, labels = (test.weight > 0).cpu(), test.y.cpu()
+            away.append(others.score(on_others, rows, per_run))
+    everyone, all_labels = (test.weight > 0).cpu(), test.y.cpu()
+    who = range(len(everyone)) if who is None else who
+    real, labels = everyone[places(who)], all_labels[places(who)]
+    evaluated = len(who) // runs
     joined = {name: _joined(parts) for name, parts in points.items()}
-    spans = [slice(g * per_run, (g + 1) * per_run) for g in range(runs)]
+    spans = [slice(g * evaluated, (g + 1) * evaluated) for g in range(runs)]
     sums = [
         {name: totals(*_masked(each, labels, real, span), classes) for name, each in joined.items()}
         for span in spans
     ]
     metrics = [named_metrics(run) for run in sums]
     if away:
-        there, everyone = _joined(away), range(len(real))
-        others, theirs = _roll(real, everyone, per_run), _roll(labels, everyone, per_run)
+        there = _joined(away)
+        count = others.roll(everyone, who, per_run)
+        theirs = others.roll(all_labels, who, per_run)
         for span, mine in zip(spans, metrics, strict=True):
-            run = totals(*_masked(there, theirs, others, span), classes)
+            run = totals(*_masked(there, theirs, count, span), classes)
             mine.update(named_metrics({"others": run}))
     by_class = [{k: accuracy_by_class(v) for k, v in run.items()} for run in sums if classes]
     bold = [{k: overconfidence(v) for k, v in run.items() if classes} for run in sums]
     first = joined["personal" if "personal" in joined else next(iter(joined))]
-    each_client = [
-        totals(*_masked(first, labels, real, slice(c, c + 1)), classes) for c in range(len(real))
-    ]
-    scores = [first_metric(one) for one in each_client]
+    scores: list[float | None] = [None] * len(everyone)
+    for row, value in zip(who, _first_metrics(first, real), strict=True):
+        scores[row] = value
+    by_client = [scores[g * per_run : (g + 1) * per_run] for g in range(runs)]
     sure = [
         {name: each["confidence"][span][real[span]] for name, each in joined.items() if classes}
         for span in spans
     ]
-    return Evaluation(metrics, [scores[span] for span in spans], by_class, bold, sure, first)
+    sampled = evaluated if evaluated < per_run else 0
+    return Evaluation(metrics, by_client, by_class, bold, sure, first, sampled)
 
 
 def evaluate_clients(
@@ -160,36 +171,19 @@ def score(
     return {name: value.cpu() for name, value in each.items()}
 
 
-def _score_elsewhere(
+def _score_there(
     method: Method,
     model: Tree,
     test: ClientData,
-    rows: range,
-    per_run: int,
     noise: Tensor,
     classes: int,
     unit: TargetUnit | None,
     temperature: Tensor | None,
+    there: list[int],
 ) -> Tree:
-    """Each client's model on the test points of all others of its run."""
-    parts = []
-    for shift in range(1, per_run):
-        there = neighbours(rows, shift, per_run)
-        predicted = method.predict(model, test.x[there], noise)
-        here = unit.at(there) if unit else None
-        parts.append(score(predicted, test.y[there], classes, here, temperature))
-    return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
-
-
-def _roll(values: Tensor, rows: range, per_run: int) -> Tensor:
-    """[C, (per_run - 1) n]: the values [C, n] of the other clients of the run."""
-    shifts = range(1, per_run)
-    return torch.cat([values[neighbours(rows, shift, per_run)] for shift in shifts], 1)
-
-
-def neighbours(rows: Sequence[int], shift: int, per_run: int) -> list[int]:
-    """For each row, the client `shift` places further in the same run."""
-    return [row - row % per_run + (row + shift) % per_run for row in rows]
+    """Each model on the test points of another client."""
+    predicted = method.predict(model, test.x[there], noise)
+    return score(predicted, test.y[there], classes, unit.at(there) if unit else None, temperature)
 
 
 def _joined(parts: list[Tree]) -> Tree:
@@ -282,6 +276,22 @@ def accuracy_by_class(sums: Tree) -> list[float | None]:
 def first_metric(sums: Tree) -> float | None:
     """Accuracy or RMSE; None without points."""
     return next(iter(metrics_of(sums).values())) if sums["points"] > 0 else None
+
+
+def _first_metrics(each: Tree, real: Tensor) -> list[float | None]:
+    """Accuracy or RMSE of each client, from the scores [C, n] of its points that are real."""
+    score = each.get("correct", each.get("squared_error"))
+    assert score is not None
+    count = real.sum(-1)
+    mean = torch.full(count.shape, math.nan, dtype=torch.float64)
+    for size in count.unique().tolist():  # clients of one size at a time, without their padding
+        same = count == size
+        if size:
+            mean[same] = score[same][real[same]].view(-1, size).sum(-1) / size
+    if "squared_error" in each:
+        mean = mean.sqrt()
+    pairs = zip(mean.tolist(), count.tolist(), strict=True)
+    return [value if size else None for value, size in pairs]
 
 
 def add(many: Sequence[Tree]) -> Tree:

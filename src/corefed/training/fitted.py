@@ -1,4 +1,4 @@
-"""Save the models of a finished run, and load them for predictions.
+"""Load the models of a finished run for predictions; `saving.py` writes them.
 
     data.json               how points are prepared, and what each client has (written first)
     fitted.safetensors      personal.NAME [G N, ...], global.NAME [G, ...], the server's own state
@@ -9,6 +9,10 @@
 
 G seeds of N clients; row g N + i is client i of the g-th seed. Neither training data nor checkpoint
 are needed.
+
+Where all clients' state is large, only clients that took part in a round are kept. Then `rows` [K]
+of fitted.safetensors says which: personal.NAME and weight have K rows, and held_out.safetensors has
+the test points of these clients. The others predict with the shared model.
 """
 
 from __future__ import annotations
@@ -20,138 +24,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from corefed.base import files
 from corefed.base.errors import UserError, did_you_mean
 from corefed.base.rng import SERVER, Streams, Who
-from corefed.base.types import ClientData, Method, Tree
+from corefed.base.types import Method, Tree
 from corefed.bayes import temperature, uncertainty
 from corefed.bayes.uncertainty import Prediction
 from corefed.data.cells import shorten
-from corefed.data.clients import FederatedData
 from corefed.data.preparation import Preparation
 from corefed.methods import registry
 from corefed.models.own import Factory, is_own
 from corefed.settings.config import resolve
 from corefed.settings.run import Experiment
-from corefed.training import calibration, client_side, record
-from corefed.training.setup import Trees, network
+from corefed.training import calibration, record
+from corefed.training.setup import network
 
 DATA, MODELS, HELD_OUT = "data.json", "fitted.safetensors", "held_out.safetensors"
 SCHEMA = 1
 """Increase it when a name changes its meaning."""
-KINDS = ("personal", "global")
+SHARED = "global"
+KINDS = ("personal", SHARED)
 """Models that are kept, where the method has them."""
+ROWS = "rows"
+"""Which clients have a personal model, where not all have."""
 PERSONALIZED = "personalized"
 """Subfolder of clients that joined after training, one run's folder each (`use/newcomer.py`)."""
-
-
-# --- writing --------------------------------------------------------------------------------------
-
-
-def describe(data: FederatedData) -> dict[str, Any]:
-    """The content of data.json."""
-    runs = len(data.preparations)
-    per_run = len(data.names) // runs
-    rows = [_client(data, row) for row in range(len(data.names))]
-    return {
-        "schema": SCHEMA,
-        "preparations": [each.to_dict() for each in data.preparations],
-        "clients": [rows[g * per_run : (g + 1) * per_run] for g in range(runs)],
-        "notes": list(data.notes),
-    }
-
-
-def _client(data: FederatedData, row: int) -> dict[str, Any]:
-    train, test = (part.weight[row] > 0 for part in (data.train, data.test))
-    about: dict[str, Any] = {
-        "name": data.names[row], "train": int(train.sum()), "test": int(test.sum())
-    }  # fmt: skip
-    if data.classes:
-        y = data.train.y[row][train]
-        about["classes"] = torch.bincount(y, minlength=data.classes).tolist()
-    return about
-
-
-def models_of(trees: Trees) -> Tree:
-    """The content of fitted.safetensors."""
-    method, servers, total = trees.method, trees.servers, len(trees.data.names)
-    per_run = total // len(servers)
-    found: dict[str, list[Tensor]] = {}
-    for start in range(0, total, trees.chunk):
-        rows = range(start, min(start + trees.chunk, total))
-        part = slice(rows.start, rows.stop)
-        private = {name: value[part] for name, value in trees.private.items()}
-        train = ClientData(*(field[part] for field in trees.data.train))
-        sent = client_side.broadcast(servers, rows, per_run)
-        models = client_side.models(method, sent, private, train)
-        for kind in KINDS:
-            for name, value in models.get(kind, {}).items():
-                firsts = [i for i, row in enumerate(rows) if row % per_run == 0]
-                kept = value if kind == "personal" else value[firsts]
-                found.setdefault(f"{kind}.{name}", []).append(kept.cpu())
-    tree = {name: torch.cat(parts).contiguous() for name, parts in found.items()}
-    for name in servers[0]:
-        tree[f"server.{name}"] = torch.stack([server[name].cpu() for server in servers])
-    weight = client_side.weights(method, trees.private)
-    if weight is not None:
-        tree["weight"] = weight.cpu()
-    return tree | (trees.temperature or {})
-
-
-def held_out_of(trees: Trees, models: Tree) -> Tree:
-    """The content of held_out.safetensors: predictions of all test points.
-
-    row [M] is the client's row and point [M] the number among its test points; y [M] or [M, d] is
-    the truth. For each kind of model: KIND.mean, .total, .aleatoric and .epistemic.
-    """
-    run, data, method = trees.run, trees.data, trees.method
-    per_run = len(data.names) // len(trees.servers)
-    real = data.test.weight > 0
-    row, point = real.nonzero(as_tuple=True)
-    tree = {"row": row.cpu(), "point": point.cpu(), "y": data.test.y[real].cpu()}
-    parts: dict[str, list[Tensor]] = {}
-    for one in range(len(real)):
-        g, number = divmod(one, per_run)
-        x = data.test.x[one][real[one]]
-        # Drawn on the CPU, as later predictions are; a GPU has other random numbers.
-        streams = Streams([Who(run.seeds[g], trees.first + number)], run.rounds, x.device, "cpu")
-        noise = uncertainty.draws_for(method, streams, run.evaluate_draws)
-        for kind in KINDS:
-            place = one if kind == "personal" else g
-            model = _model(models, kind, place, x.device)
-            if model and len(x):
-                each = x.unsqueeze(0)
-                found = uncertainty.predict(method, model, each, noise, data.classes).client(0)
-                found = _tempered(found, models, kind, place, data.classes)
-                if data.unit is not None:
-                    found = found.in_unit(*(each[one] for each in data.unit))
-                for name in ("mean", "total", "aleatoric", "epistemic"):
-                    value = getattr(found, name).float().cpu()
-                    parts.setdefault(f"{kind}.{name}", []).append(value)
-    return {**tree, **{name: torch.cat(each) for name, each in parts.items()}}
-
-
-def keep_data(folder: Path, data: FederatedData) -> None:
-    files.replace(folder / DATA, (json.dumps(describe(data), indent=1) + "\n").encode())
-
-
-def keep_models(folder: Path, trees: Trees) -> None:
-    """Write both files, or neither."""
-    models = models_of(trees)
-    keep_trees(folder, models, held_out_of(trees, models))
-
-
-def keep_trees(folder: Path, models: Tree, held_out: Tree) -> None:
-    """Write both files with these contents, or neither."""
-    from safetensors.torch import save  # checked by `checkpoint.require_library`
-
-    about = {"corefed": json.dumps({"schema": SCHEMA})}
-    contents = {MODELS: models, HELD_OUT: held_out}
-    encoded = [(name, save(tree, metadata=about)) for name, tree in contents.items()]
-    files.replace_all(folder, encoded)
-
-
-# --- reading --------------------------------------------------------------------------------------
 
 
 class Fitted(NamedTuple):
@@ -186,21 +82,40 @@ class Fitted(NamedTuple):
             )
         return seeds.index(seed) if seed is not None else 0, self.names.index(client)
 
+    def kept(self, client: str, g: int, i: int, kind: str) -> tuple[str, int, float]:
+        """The kind of model that a client predicts with, its row, and its temperature.
+
+        It is as asked for, except for a client that took part in no round of a large run: that one
+        has the shared model.
+        """
+        row, rows = g * len(self.names) + i, self.models.get(ROWS)
+        if kind == "personal" and rows is not None:
+            place = int(torch.searchsorted(rows, row))
+            if place < len(rows) and int(rows[place]) == row:
+                return kind, place, calibration.temperature_of(self.models, kind, row)
+            if SHARED not in self.kinds:
+                raise UserError(
+                    f"Client {client!r} took part in no round of the run in {self.folder}, so it "
+                    "has no model."
+                )
+            kind = SHARED
+        row = row if kind == "personal" else g
+        return kind, row, calibration.temperature_of(self.models, kind, row)
+
     def predict(
         self, client: str, x: Tensor, *, seed: int | None = None, kind: str = ""
     ) -> Prediction:
         """Predictions of a client's model for prepared points [n, ...]."""
         g, i = self.place(client, seed)
         run = self.experiment.run
-        kind = kind or self.kinds[0]
-        row = g * len(self.names) + i if kind == "personal" else g
+        kind, row, T = self.kept(client, g, i, kind or self.kinds[0])
         streams = Streams([Who(run.seeds[g], i)], run.rounds)
         noise = uncertainty.draws_for(self.method, streams, run.evaluate_draws)
-        model = _model(self.models, kind, row, torch.device("cpu"))
+        model = model_at(self.models, kind, row, torch.device("cpu"))
         preparation = self.preparations[g]
         classes = len(preparation.labels)
         found = uncertainty.predict(self.method, model, x.unsqueeze(0), noise, classes).client(0)
-        found = _tempered(found, self.models, kind, row, classes)
+        found = tempered(found, T, classes)
         return found.in_unit(*preparation.unit) if preparation.target_mean else found
 
 
@@ -224,6 +139,17 @@ def load(folder: Path, factory: Factory | None = None, *, client: str = "") -> F
     if factory is not None or is_own(experiment.run.model):
         _refuse_changed(folder, experiment, method, models)
     return Fitted(folder, experiment, preparations, data["clients"], method, models)
+
+
+def weights(models: Tree, clients: int) -> Tensor:
+    """[C, n] weights of the subsets of the first seed's clients; 0 where they are not kept."""
+    weight = models["weight"]
+    if ROWS not in models:
+        return weight[:clients]
+    mine = models[ROWS] < clients
+    every = weight.new_zeros(clients, weight.shape[1])
+    every[models[ROWS][mine]] = weight[mine]
+    return every
 
 
 def newcomers(folder: Path) -> list[str]:
@@ -286,12 +212,12 @@ def _absent(folder: Path, name: str) -> str:
     )
 
 
-def _tempered(found: Prediction, models: Tree, kind: str, row: int, classes: int) -> Prediction:
-    T = calibration.temperature_of(models, kind, row)
+def tempered(found: Prediction, T: float, classes: int) -> Prediction:
+    """The prediction at a temperature."""
     return found if T == 1 else temperature.temper_prediction(found, T, classes)
 
 
-def _model(models: Tree, kind: str, row: int, device: torch.device) -> Tree:
+def model_at(models: Tree, kind: str, row: int, device: torch.device) -> Tree:
     """One client's model, with a client axis of length 1; empty where there is none."""
     mine = {k: v for k, v in models.items() if k.startswith(f"{kind}.")}
     return {k.removeprefix(f"{kind}."): v[row : row + 1].to(device) for k, v in mine.items()}

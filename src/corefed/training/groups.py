@@ -15,7 +15,7 @@ from corefed.base.types import ClientData
 from corefed.methods import registry
 from corefed.settings.fields import list_settings, to_flat
 from corefed.settings.run import Experiment
-from corefed.training import checkpoint
+from corefed.training import state_file
 from corefed.training.halving import Score, surprise
 from corefed.training.loop import size_of
 from corefed.training.setup import Setup
@@ -107,15 +107,15 @@ class Group:
     def encode(self, values: Mapping[str, object]) -> bytes:
         """The content of a checkpoint of the search whose settings are `values`."""
         now = self._runs
-        return checkpoint.encode(values, self.round, now.servers, now.clients.private)
+        return state_file.encode(values, self.round, now.servers, now.clients.private)
 
     def decode(
         self, content: bytes, values: Mapping[str, object], where: str, examples: Sequence[int]
     ) -> None:
         """Go on from a checkpoint, and from `examples` as they were then."""
         now = self.together
-        state = checkpoint.decode(content, values, where)
-        now.servers, now.clients.private = checkpoint.unpack(
+        state = state_file.decode(content, values, where)
+        now.servers, now.clients.private = state_file.unpack(
             state, now.servers, now.clients.private
         )
         now.examples = torch.tensor(list(examples))
@@ -141,7 +141,9 @@ def capacity(setup: Setup) -> int:
     data = size_of(setup.data.train._asdict())
     if setup.data.validation is not None:
         data += size_of(setup.data.validation._asdict())
-    state = size_of(setup.clients.private) + sum(map(size_of, setup.servers))
+    state = setup.clients.store.layout.content * len(setup.clients.who) + sum(
+        map(size_of, setup.servers)
+    )
     bound = setup.experiment.run.memory_mb * 2**20
     return max(1, bound // (data + 2 * state))  # dropping candidates copies the state
 

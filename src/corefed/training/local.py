@@ -8,21 +8,35 @@ so the two agree up to rounding (`test_runtimes.py` says how closely).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData, Method, Tree, Update, Work
-from corefed.training import client_side, threads
-from corefed.training.variants import MethodAt
+from corefed.training import client_side, storing, threads
+from corefed.training.compiled import Steps
+from corefed.training.store import OnDevice, Store
+from corefed.training.storing import Choose
+from corefed.training.variants import MethodAt, SettingsAt
+
+
+class Compiled(NamedTuple):
+    """Local steps as compiled programs, and the settings of their clients."""
+
+    steps: Steps
+    at: SettingsAt
+
+
+_COST = "selection cost"  # beside the names of a report
 
 
 class LocalClients:
     """All clients of one or several runs (seeds) on one device.
 
-    Row g N + i is client `first` + i of run g. State is stacked, so that a full cohort in one chunk
-    is not copied.
+    Row g N + i is client `first` + i of run g. Their private state is in `store`, by default
+    stacked on the device, so that a full cohort in one chunk is not copied.
     """
 
     def __init__(
@@ -33,37 +47,52 @@ class LocalClients:
         servers: Sequence[Tree],
         work: Work,
         chunk: int,
-        source: torch.device | str | None = None,
         method_at: MethodAt | None = None,
+        compiled: Compiled | None = None,
+        choose: Choose = storing.on_device,
         first: int = 0,
     ) -> None:
-        self.method, self.data, self.work, self.source = method, data, work, source
-        self.method_at = method_at
+        self.method, self.data, self.work = method, data, work
+        self.method_at, self.compiled = method_at, compiled
         self.per_run = len(data.weight) // len(seeds)
         self.who = [Who(seed, first + i) for seed in seeds for i in range(self.per_run)]
         self.chunk = max(1, chunk)
         self.sizes = data.size
-        rows = list(range(len(self.who)))
-        self.private = client_side.start(method, self.broadcast(servers, rows), data)
+        self.points: list[int] = self.sizes.tolist()
+        initial, per_run = list(servers), self.per_run
+
+        def start(rows: Sequence[int]) -> Tree:
+            sent = client_side.broadcast(initial, rows, per_run)
+            return client_side.start(method, sent, data.of(rows))
+
+        self.store: Store = choose(start, len(self.who))
+        self._numbers: Tree | None = None  # of all clients, where their state is not in memory
 
     def train(
         self, round_: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]
     ) -> tuple[list[Update], Tensor, Tensor]:
         """One round of every run's cohort: updates, mean loss and examples, per run."""
-        rows = [g * self.per_run + i for g, cohort in enumerate(cohorts) for i in cohort]
+        rows = self.rows_of(cohorts)
 
         def train(chunk: Sequence[int]) -> client_side.Trained:
             trained = client_side.train(
                 self.method_of(chunk, round_),
                 self.broadcast(servers, chunk),
-                _take(self.private, chunk),
-                ClientData(*_take(self.data._asdict(), chunk).values()),
+                self.take(chunk),
+                self.data.of(chunk),
                 self.streams(chunk, round_),
                 self.work,
+                self._steps(chunk, round_),
+                [self.points[row] for row in chunk],
             )
-            _put(self.private, chunk, trained.private)
-            return trained
+            self.put(chunk, trained.private)
+            if self.compiled is None or len(chunks) == 1:
+                return trained
+            # The program's own tensors, which the next chunk overwrites.
+            return trained._replace(message={k: v.clone() for k, v in trained.message.items()})
 
+        if self.store.whole is None:
+            self._all_numbers()  # threads only change their own rows of them
         size, at_once = self._split(len(rows), servers[0])
         chunks = [rows[first : first + size] for first in range(0, len(rows), size)]
         parts = list(threads.map_parts(train, chunks, at_once))
@@ -83,10 +112,73 @@ class LocalClients:
     def _split(self, clients: int, server: Tree) -> tuple[int, int]:
         """Clients per chunk, and chunks at the same time."""
         if self.chunk == 1 or self.data.weight.device.type != "cpu":
-            return self.chunk, 1
+            chunks = -(-clients // self.chunk)
+            return -(-clients // chunks), 1  # of one size, as far as possible
         numbers = sum(value.numel() for value in server.values()) * min(clients, self.chunk)
         at_once = threads.threads_for(numbers)
         return -(-min(clients, self.chunk) // at_once), at_once
+
+    def take(self, rows: Sequence[int]) -> Tree:
+        """The private state of these clients, on the device; to be read, not written."""
+        return self.store.take(rows)
+
+    def put(self, rows: Sequence[int], tree: Tree) -> None:
+        """Replace the private state of these clients."""
+        if self.store.whole is None:
+            numbers = self._all_numbers()  # before these change
+            for name, value in self._numbers_of(tree).items():
+                numbers[name][list(rows)] = value.cpu()
+        self.store.put(rows, tree)
+
+    @property
+    def private(self) -> Tree:
+        """The private state of all clients: a copy, unless it is stacked on the device."""
+        whole = self.store.whole
+        return self.take(range(len(self.who))) if whole is None else whole
+
+    @private.setter
+    def private(self, tree: Tree) -> None:
+        if isinstance(self.store, OnDevice):
+            self.store.whole = tree
+        else:
+            self.put(range(len(self.who)), tree)
+
+    def report(self) -> Tree:
+        """Numbers to record, [C] each, of all clients."""
+        whole = self.store.whole
+        if whole is not None:
+            return client_side.report(self.method, whole)
+        return {k: v for k, v in self._all_numbers().items() if k != _COST}
+
+    def selection_cost(self) -> Tensor | None:
+        """[C] forward passes spent on selection so far; None where they are not counted."""
+        whole = self.store.whole
+        if whole is not None:
+            return client_side.selection_cost(self.method, whole)
+        return self._all_numbers().get(_COST)
+
+    def _all_numbers(self) -> Tree:
+        """Report and cost of all clients, kept so that a round does not read every state."""
+        if self._numbers is None:
+            parts = [self._numbers_of(self.take([0]))]
+            if parts[0]:
+                parts = [self._numbers_of(self.take(rows)) for rows in self.chunks()]
+            self._numbers = {k: torch.cat([p[k].cpu() for p in parts]) for k in parts[0]}
+        return self._numbers
+
+    def _numbers_of(self, private: Tree) -> Tree:
+        numbers = client_side.report(self.method, private)
+        cost = client_side.selection_cost(self.method, private)
+        return numbers if cost is None else {**numbers, _COST: cost}
+
+    def chunks(self) -> list[range]:
+        """All rows, as many at once as are trained at once."""
+        total = len(self.who)
+        return [range(i, min(i + self.chunk, total)) for i in range(0, total, self.chunk)]
+
+    def rows_of(self, cohorts: Sequence[Sequence[int]]) -> list[int]:
+        """The rows of each run's cohort."""
+        return [g * self.per_run + i for g, cohort in enumerate(cohorts) for i in cohort]
 
     def method_of(self, rows: Sequence[int], round_: int) -> Method:
         """The method of these clients in a round; it differs where settings follow a schedule."""
@@ -94,8 +186,16 @@ class LocalClients:
             return self.method
         return self.method_at(round_, [row // self.per_run for row in rows])
 
+    def _steps(self, rows: Sequence[int], round_: int) -> client_side.TakeSteps | None:
+        """How these clients take their steps; None: one by one."""
+        if self.compiled is None:
+            return None
+        runs = [row // self.per_run for row in rows]
+        everyone = len(rows) == len(self.who)
+        return self.compiled.steps.of(self.compiled.at(round_, runs), rows, everyone=everyone)
+
     def streams(self, rows: Sequence[int], round_: int) -> Streams:
-        return Streams([self.who[r] for r in rows], round_, self.data.weight.device, self.source)
+        return Streams([self.who[r] for r in rows], round_, self.data.weight.device)
 
     def broadcast(self, servers: Sequence[Tree], rows: Sequence[int]) -> Tree:
         """Each run's server state, repeated over its clients among `rows`."""
@@ -118,15 +218,3 @@ def chunk_for(
     if data.weight.device.type == "cpu":
         bound = min(bound, max(1, (8 << 20) // max(1, state + 4 * activations)))
     return min(bound, copies * len(data.weight))
-
-
-def _take(tree: Tree, rows: Sequence[int]) -> Tree:
-    """Rows of every tensor: a view where they are contiguous, else a copy."""
-    if list(rows) == list(range(rows[0], rows[0] + len(rows))):
-        return {k: v[rows[0] : rows[-1] + 1] for k, v in tree.items()}
-    return {k: v[torch.tensor(rows, device=v.device)] for k, v in tree.items()}
-
-
-def _put(tree: Tree, rows: Sequence[int], values: Tree) -> None:
-    for k, v in tree.items():
-        v[torch.tensor(rows, device=v.device)] = values[k]

@@ -97,7 +97,7 @@ class Joining:
 
     def train(self, t: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]) -> Answer:
         method = self.setup.method
-        before = client_side.selection_cost(method, self.setup.clients.private)
+        before = self.setup.clients.selection_cost()
         trained = next(self.rounds)
         self.setup.clients.private = trained.private
         _refuse_divergence(trained.loss.item())

@@ -1,90 +1,77 @@
 """Checkpoints of a run whose clients are shared out between workers: one part per worker.
 
-    checkpoint/K-of-N/state.safetensors       the last checkpoint of worker K of N
-    checkpoint/K-of-N/previous.safetensors    the one before
+    checkpoint/K-of-N/      the last two saves of worker K of N, see `segments.py`
 
-A worker may be killed while another one has already written its part. So each keeps two, and a run
-goes on from the newest round that all parts have. A part has the server's state and the private
-state of the worker's clients, so other workers, of any number, can go on from all parts together.
+A worker may be killed while another one has already written its part. So each keeps two saves, and
+a run goes on from the newest round that all parts have. Clients have the rows that they have in one
+process: row g C + i is client i of C of the g-th seed. So other workers, of any number, can go on
+from all parts together, and from the checkpoint of one process.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
-from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.place import share
 from corefed.base.types import Tree
-from corefed.training import checkpoint, record
-
-STATE, PREVIOUS = "state.safetensors", "previous.safetensors"
-FOLDER = Path(record.STATE).parent
+from corefed.training import checkpoint, segments
+from corefed.training.checkpoint import FOLDER, Clients
 
 Rounds = dict[int, list[list[int]]]
 """By number of workers, the rounds that each part has."""
 
+Written = tuple[int, int]
+"""How many workers wrote a checkpoint, and after which round; round 0: there is none."""
 
-class Parts:
-    """The checkpoints of one worker."""
 
-    def __init__(
-        self, folder: Path, values: Mapping[str, object], every: int, rank: int, size: int
-    ) -> None:
-        self.path = _part(folder, rank, size)
-        self.values, self.every = values, every
+class Shard:
+    """The clients of a worker, by their rows among all clients of the run."""
 
-    def due(self, round_: int, last: bool) -> bool:
-        """Whether to save after this round; the first worker decides for all."""
-        return bool(self.every) and (last or round_ % self.every == 0)
+    def __init__(self, clients: Clients, rows: Sequence[int]) -> None:
+        self.clients, self.rows = clients, rows
+        self._place = {row: place for place, row in enumerate(rows)}
 
-    def save(self, round_: int, servers: Sequence[Tree], private: Tree) -> None:
-        """Write the part; the one before is kept."""
-        content = checkpoint.encode(self.values, round_, servers, private)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):
-                os.replace(self.path / STATE, self.path / PREVIOUS)
-            files.replace(self.path / STATE, content)
-        except OSError as error:
-            raise UserError(
-                f"Cannot write into {self.path}: {error.strerror}. The checkpoint before round "
-                f"{round_} is kept, if there was one."
-            ) from error
+    def take(self, rows: Sequence[int]) -> Tree:
+        return self.clients.take([self._place[row] for row in rows])
+
+    def put(self, rows: Sequence[int], tree: Tree) -> None:
+        self.clients.put([self._place[row] for row in rows], tree)
+
+
+def name(rank: int, size: int) -> str:
+    """The part of a worker."""
+    return f"{rank}-of-{size}"
 
 
 def refuse(folder: Path) -> None:
     """Refuse to go on with a run of several workers in one process."""
-    sizes = [size for size in find(folder) if size > 1]
+    sizes = [size for path, _, size in _parts(folder) if (path / segments.MANIFEST).exists()]
     if sizes:
         raise UserError(
-            f"The run in {folder} was trained by {sizes[-1]} workers; go on with it by corefed run "
-            f"--resume {folder} --workers {sizes[-1]}, or any other number from 2."
+            f"The run in {folder} was trained by {max(sizes)} workers; go on with it by corefed "
+            f"run --resume {folder} --workers {max(sizes)}, or any other number from 2."
         )
 
 
-def find(folder: Path) -> Rounds:
+def find(folder: Path, values: Mapping[str, object]) -> Rounds:
     """The rounds of all parts that are in the folder, those of one process included."""
     found: Rounds = {}
-    for path in (folder / FOLDER).glob("*-of-*"):
-        named = re.fullmatch(r"(\d+)-of-(\d+)", path.name)
-        if named and int(named[1]) < int(named[2]):
-            rank, size = int(named[1]), int(named[2])
-            parts = found.setdefault(size, [[] for _ in range(size)])
-            parts[rank] = [checkpoint.round_of(each) for each in _files(path)]
-    if (folder / record.STATE).exists():
-        found[1] = [[checkpoint.round_of(folder / record.STATE)]]
+    for path, rank, size in _parts(folder):
+        parts = found.setdefault(size, [[] for _ in range(size)])
+        parts[rank] = [save.round for save in segments.read_manifest(path, values)]
+    whole = checkpoint.load(folder, values)
+    if whole is not None:
+        found[1] = [[whole.round]]
     return dict(sorted(found.items()))
 
 
-def newest(every: Sequence[Rounds]) -> tuple[int, int]:
-    """(workers, round) of the newest round that all parts have; round 0: there is none.
+def newest(every: Sequence[Rounds]) -> Written:
+    """The newest round that all parts of some number of workers have.
 
     `every` has what each worker finds: they may have folders of their own.
     """
@@ -98,59 +85,58 @@ def newest(every: Sequence[Rounds]) -> tuple[int, int]:
     return best
 
 
-def load(
+def restore(
     folder: Path,
     values: Mapping[str, object],
-    written: tuple[int, int],
+    written: Written,
     servers: Sequence[Tree],
-    private: Tree,
-    mine: range,
+    shard: Shard,
     clients: int,
-) -> tuple[list[Tree], Tree]:
-    """The state of the clients `mine` of `clients`, from what (workers, round) wrote.
+) -> list[Tree]:
+    """Put the state of a worker's clients back; the servers' states, like the fresh ones.
 
-    `servers` and `private` are the fresh ones, whose shapes and devices it has.
+    There are `clients` clients per seed.
     """
     size, round_ = written
-    runs = len(servers)
-    found: dict[str, list[list[torch.Tensor]]] = {}
-    kept: Tree = {}
+    mine = {row % clients for row in shard.rows}
+    found: list[Tree] = []
     for rank in range(size):
         theirs = share(clients, size, rank)
-        both = range(max(mine.start, theirs.start), min(mine.stop, theirs.stop))
-        if not both:
+        if mine.isdisjoint(theirs):
             continue
-        state = _read(folder, values, rank, size, round_)
-        kept = {k: v for k, v in state.tensors.items() if k.startswith("server.")}
-        part = slice(both.start - theirs.start, both.stop - theirs.start)
-        for name, value in state.tensors.items():
-            if name.startswith("private."):
-                rows = value.view(runs, len(theirs), *value.shape[1:])[:, part]
-                found.setdefault(name, []).append([each.clone() for each in rows])
-    # Row g n + i is client i of the g-th seed.
-    joined = {
-        name: torch.cat([piece[g] for g in range(runs) for piece in pieces])
-        for name, pieces in found.items()
-    }
-    return checkpoint.unpack(checkpoint.State(round_, {**kept, **joined}), servers, private)
+        part = "" if size == 1 else name(rank, size)
+        loaded = checkpoint.load(folder, values, part, round_)
+        if loaded is None or loaded.round != round_:
+            raise UserError(
+                f"{folder / FOLDER / part} has no checkpoint of round {round_}; all workers need "
+                "the folder of the run, as on a shared disk."
+            )
+        if not mine.issuperset(theirs):
+            loaded = loaded._replace(wanted=frozenset(shard.rows))
+        found = checkpoint.restore(loaded, servers, shard)
+    return found
 
 
-def _read(
-    folder: Path, values: Mapping[str, object], rank: int, size: int, round_: int
-) -> checkpoint.State:
-    path = folder / FOLDER if size == 1 else _part(folder, rank, size)
-    for each in _files(path):
-        if checkpoint.round_of(each) == round_:
-            return checkpoint.decode(each.read_bytes(), values, str(each))
-    raise UserError(
-        f"{path} has no checkpoint of round {round_}; all workers need the folder of the run, as "
-        "on a shared disk."
-    )
+def remove_others(folder: Path, values: Mapping[str, object], size: int) -> None:
+    """Remove what another number of workers wrote, as soon as `size` workers have all saved."""
+    stale = [path for path, _, n in _parts(folder) if n != size]
+    alone = folder / FOLDER / segments.MANIFEST
+    if not stale and not alone.exists():
+        return
+    found = {n: parts for n, parts in find(folder, values).items() if n == size}
+    if newest([found])[1] == 0:
+        return
+    with suppress(OSError):
+        alone.unlink(missing_ok=True)
+        segments.remove_others(alone.parent, values)
+        for path in stale:
+            (path / segments.MANIFEST).unlink(missing_ok=True)  # what is left of it never counts
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def _files(path: Path) -> list[Path]:
-    return [path / name for name in (STATE, PREVIOUS) if (path / name).exists()]
-
-
-def _part(folder: Path, rank: int, size: int) -> Path:
-    return folder / FOLDER / f"{rank}-of-{size}"
+def _parts(folder: Path) -> Iterator[tuple[Path, int, int]]:
+    """Folders of parts, with the worker's rank and the number of workers."""
+    for path in (folder / FOLDER).glob("*-of-*"):
+        named = re.fullmatch(r"(\d+)-of-(\d+)", path.name)
+        if named and int(named[1]) < int(named[2]):
+            yield path, int(named[1]), int(named[2])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.types import ClientData, Method, Tree
+from corefed.base.types import Method, Tree
 from corefed.training import client_side
 from corefed.training.local import LocalClients
 
@@ -16,28 +16,32 @@ from corefed.training.local import LocalClients
 class Chunk(NamedTuple):
     """Some clients, ready to predict."""
 
-    rows: range
+    rows: Sequence[int]
     method: Method
     models: dict[str, Tree]  # by kind
     noise: Tensor  # [C, K, P], the same for all models of a client
 
 
 def chunks(
-    clients: LocalClients, method: Method, servers: Sequence[Tree], round_: int, draws: int
+    clients: LocalClients,
+    method: Method,
+    servers: Sequence[Tree],
+    round_: int,
+    draws: int,
+    who: Sequence[int] | None = None,
 ) -> Iterator[Chunk]:
-    """All clients of all runs, after a round.
+    """All clients of all runs, or the rows `who` of them, after a round.
 
     `draws` samples need `draws` times the memory, so chunks are smaller than in training.
     """
-    total = len(servers) * clients.per_run
+    who = range(len(servers) * clients.per_run) if who is None else who
     size = max(1, clients.chunk // (draws if method.noise[-1] else 1))
-    for start in range(0, total, size):
-        rows = range(start, min(start + size, total))
-        part = slice(rows.start, rows.stop)
+    for start in range(0, len(who), size):
+        rows = who[start : start + size]
         noise = posterior_noise(method, clients.streams(rows, round_), draws)
-        private = {name: value[part] for name, value in clients.private.items()}
+        private = clients.take(rows)
         broadcast = clients.broadcast(servers, rows)
-        train = ClientData(*(field[part] for field in clients.data))
+        train = clients.data.of(rows)
         if clients.method_at is not None:
             method = clients.method_of(rows, round_)
         yield Chunk(rows, method, client_side.models(method, broadcast, private, train), noise)

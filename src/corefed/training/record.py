@@ -3,7 +3,7 @@
     experiment.toml                 every setting, so that the run can be repeated; written first
     data.json                       what each client has, and how points are prepared
     rounds.jsonl                    one line per round
-    checkpoint/state.safetensors    the last checkpoint, see `checkpoint.py`
+    checkpoint/                     the last checkpoint, see `checkpoint.py`
     fitted.safetensors              the models, see `fitted.py`
     held_out.safetensors            their predictions of the test points, see `fitted.py`
     summary.json                    the result; written last, so the run is complete where it exists
@@ -43,13 +43,13 @@ from corefed.training import before_and_after, cost
 
 if TYPE_CHECKING:  # a record is read without torch
     from corefed.base.types import Tree
-    from corefed.training.checkpoint import State
+    from corefed.training.checkpoint import Loaded
 
 SCHEMA = 1
 """Of summary.json; increase it when a key changes its meaning."""
 
 EXPERIMENT, ROUNDS, SUMMARY = "experiment.toml", "rounds.jsonl", "summary.json"
-STATE = "checkpoint/state.safetensors"
+STATE = "checkpoint/state.json"
 EVENTS = "events.jsonl"
 """Of a real federation: which clients were missing, refused or late."""
 
@@ -100,21 +100,22 @@ class Folder:
                     path.rmdir()
             raise
 
-    def resume(self, experiment: Experiment) -> tuple[list[Line], State | None]:
+    def resume(
+        self,
+        experiment: Experiment,
+        restore: Callable[[Loaded], None] = lambda state: None,
+    ) -> tuple[list[Line], Loaded | None]:
         """The lines and the state to resume from; unfinished rounds are cut off.
 
-        A run that was killed before its first checkpoint starts again.
+        `restore` gets the state before any file is changed, so that a damaged one changes none. A
+        run that was killed before its first checkpoint starts again.
         """
-        from corefed.training.checkpoint import decode  # torch takes a second
+        from corefed.training.checkpoint import load  # torch takes a second
 
         self.refuse_missing()
-        state = None
-        if (self.path / STATE).exists():
-            try:
-                content = (self.path / STATE).read_bytes()
-            except OSError as error:
-                raise UserError(f"Cannot read {self.path / STATE}: {error.strerror}.") from error
-            state = decode(content, to_dict(experiment), str(self.path / STATE))
+        state = load(self.path, to_dict(experiment))
+        if state is not None:
+            restore(state)
         return self.cut_back(experiment, state.round if state is not None else 0), state
 
     def cut_back(self, experiment: Experiment, done: int) -> list[Line]:
@@ -150,15 +151,23 @@ class Folder:
                 raise
 
     def checkpoint(
-        self, values: Mapping[str, object], round_: int, servers: Sequence[Tree], private: Tree
+        self,
+        values: Mapping[str, object],
+        round_: int,
+        servers: Sequence[Tree],
+        rows: Sequence[int] = (),
+        take: Callable[[Sequence[int]], Tree] = lambda rows: {},
     ) -> None:
-        """Replace the checkpoint; if that fails, the previous one is kept."""
-        from corefed.training.checkpoint import encode  # torch takes a second
+        """Write a checkpoint at once; if that fails, the previous one is kept.
 
-        content = encode(values, round_, servers, private)
-        with self._writing(f"The checkpoint before round {round_} is kept, if there was one"):
-            (self.path / STATE).parent.mkdir(exist_ok=True)
-            self._replace(STATE, content)
+        `rows` are those of private state that changed since, which `take` gives.
+        """
+        from corefed.training.checkpoint import Checkpoints  # torch takes a second
+
+        saves = Checkpoints(self.path, values, every=1, share=1.0, minutes=1.0)
+        saves.mark(rows)
+        saves.save(round_, servers, take)
+        saves.close()
 
     def keep(self, write: Callable[[Path], None]) -> None:
         """Let `write` add its files to the folder."""
@@ -247,7 +256,7 @@ def summarise(
     Metrics of a calibrated run are at its temperatures, as the module says. Costs are sums over
     seeds. Seconds are of training, selection included and evaluation not; passes include selection
     (`cost.py`). A simulation adds passes over its training points and wall_seconds, which start-up,
-    evaluation and files take part in.
+    evaluation and files take part in. `evaluated_clients` is there where metrics are of a sample.
     """
     last = next((line for line in reversed(lines) if "metrics" in line), {})
     calibrated: Line = last.get("calibration", {})
@@ -260,6 +269,7 @@ def summarise(
         **{key: values[key] for key in ("method", "data", "partition", "clients")},
         "rounds": len(lines),
         "seeds": values["seeds"],
+        **({"evaluated_clients": last["evaluated_clients"]} if "evaluated_clients" in last else {}),
         "config": dict(values),
         "metrics": {name: over_seeds(each) for name, each in evaluated.items()},
         **_validation(last),

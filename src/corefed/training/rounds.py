@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +18,16 @@ from corefed.data.clients import FederatedData
 from corefed.models.own import Factory
 from corefed.settings.config import to_dict
 from corefed.settings.run import Experiment, Run
-from corefed.training import calibration, checkpoint, client_side, cost, fitted, parts, record
+from corefed.training import (
+    calibration,
+    checkpoint,
+    client_side,
+    cost,
+    parts,
+    record,
+    sampling,
+    saving,
+)
 from corefed.training.evaluate import Evaluation, evaluate, means_of
 from corefed.training.loop import Answer, Line, run_rounds, size_of
 from corefed.training.setup import Setup, Trees, prepare
@@ -61,50 +72,70 @@ def train(
         folder.refuse_existing()
     if folder is not None and experiment.run.checkpoint_every:
         checkpoint.require_library()
-    setup = prepare(experiment, data, factory)
+    setup = prepare(experiment, data, factory, folder=out)
     run, local, servers = setup.experiment.run, setup.clients, setup.servers
     values = to_dict(setup.experiment)
     lines: list[Line] = []
     if folder is not None and resume:
         parts.refuse(folder.path)
-        lines, state = folder.resume(setup.experiment)
-        if state is not None:
-            servers, local.private = checkpoint.unpack(state, servers, local.private)
+
+        def restore(state: checkpoint.Loaded) -> None:
+            nonlocal servers
+            servers = checkpoint.restore(state, servers, local)
+
+        lines, _ = folder.resume(setup.experiment, restore)
         began -= sum(line["seconds"] + line.get("evaluate_seconds", 0.0) for line in lines)
     elif folder is not None:
         folder.create(setup.experiment)
-        folder.keep(lambda path: fitted.keep_data(path, setup.data))
+        folder.keep(lambda path: saving.keep_data(path, setup.data))
 
     def keep(line: Line, servers: list[Tree], last: bool) -> None:
         if folder is not None:
             folder.append(line)
-            every = run.checkpoint_every
-            if every and (last or line["round"] % every == 0):
-                folder.checkpoint(values, line["round"], servers, local.private)
+        if saves is not None and saves.due(line["round"], last):
+            saves.save(line["round"], servers, local.take)
         on_round(line)
 
     on_begin(values, lines)
-    clients = Simulation(setup)
-    servers = run_rounds(setup.method, clients, servers, run, lines, on_round=keep, stop=stop)
+    saves = None
+    if folder is not None and run.checkpoint_every:
+        saves = checkpoint.Checkpoints(
+            folder.path, values, run.checkpoint_every, run.checkpoint_share, run.checkpoint_minutes
+        )
+    clients = Simulation(setup, saves.mark if saves is not None else lambda rows: None)
+    with saves if saves is not None else nullcontext():
+        servers = run_rounds(setup.method, clients, servers, run, lines, on_round=keep, stop=stop)
     finished = len(lines) == run.rounds
     told = lines[-1].get("calibration") if finished else None
     temperature = calibration.stored(calibration.read(told)) if told else None
     if folder is not None and finished and run.checkpoint_every:
         trees = setup.trees(servers, temperature)
-        folder.keep(lambda path: fitted.keep_models(path, trees))
-    summary = summarise(setup, setup.data, lines, began)
+        folder.keep(lambda path: saving.keep_models(path, trees))
+    summary = summarise(setup, setup.data, lines, began, saves)
+    for note in saves.pace.notes if saves is not None else ():
+        print(f"note: {note}", file=sys.stderr, flush=True)
     if folder is not None and finished:
         folder.finish(summary)
     return Result(summary, finished, setup, servers, temperature)
 
 
 def summarise(
-    setup: Setup, data: FederatedData, lines: list[Line], began: float, **about: object
+    setup: Setup,
+    data: FederatedData,
+    lines: list[Line],
+    began: float,
+    saves: checkpoint.Checkpoints | None,
+    **about: object,
 ) -> dict[str, Any]:
-    """The summary of a simulated run that `began` at this time of `time.perf_counter`."""
-    device = setup.experiment.run.device
-    environment = {**record.environment(device), **about, "notes": list(data.notes)}
+    """The summary of a simulated run that `began` at this time of `time.perf_counter`.
+
+    `data` are those of all clients; `about` is added to what the results may depend on.
+    """
+    notes = [*data.notes, *(saves.pace.notes if saves is not None else ())]
+    environment = {**record.environment(setup.experiment.run.device), **about, "notes": notes}
     summary = record.summarise(to_dict(setup.experiment), lines, environment)
+    if saves is not None:
+        summary["checkpoints"] = saves.pace.summary()
     points = int(data.train.size.sum())
     summary["cost"]["passes_over_data"] = summary["cost"]["passes"] / max(1, points)
     summary["cost"]["wall_seconds"] = time.perf_counter() - began
@@ -114,21 +145,26 @@ def summarise(
 class Simulation:
     """The simulated clients of a run, as the round loop sees them."""
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
+    def __init__(
+        self, setup: Setup, changed: Callable[[Sequence[int]], None] = lambda rows: None
+    ) -> None:
+        """`changed` is told the rows whose private state a round has changed."""
+        self.setup, self.changed = setup, changed
+        self.who = sampling.evaluated(setup.experiment.run, setup.clients.per_run)
 
     def train(self, t: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]) -> Answer:
         run, method, clients = self.setup.experiment.run, self.setup.method, self.setup.clients
         before = self._selection_cost()
         updates, loss, examples = clients.train(t, servers, cohorts)
         refuse_divergence(run, t, loss)
+        self.changed(clients.rows_of(cohorts))
         sizes = [size_of(client_side.sent(method, server)) for server in servers]
         numbers: Line = {
             "loss": loss.tolist(),
             "examples": examples.tolist(),
             "bytes_up": [size_of(update.message) for update in updates],
             "bytes_down": [size * len(who) for size, who in zip(sizes, cohorts, strict=True)],
-            "coreset": means_of(client_side.report(method, clients.private), len(run.seeds)),
+            "coreset": means_of(clients.report(), len(run.seeds)),
         }
         if before:
             pairs = zip(self._selection_cost(), before, strict=True)
@@ -161,7 +197,7 @@ class Simulation:
         draws = setup.experiment.run.evaluate_draws
         return evaluate(
             setup.clients, setup.method, servers, points, t, draws, data.classes, data.unit,
-            elsewhere=elsewhere, temperature=temperature,
+            elsewhere=elsewhere, temperature=temperature, who=self.who,
         )  # fmt: skip
 
     def _calibrate(
@@ -171,7 +207,7 @@ class Simulation:
         setup, data, run = self.setup, self.setup.data, self.setup.experiment.run
         slopes = calibration.slopes(
             setup.clients, setup.method, servers, points, t, run.evaluate_draws, data.classes,
-            data.unit,
+            data.unit, self.who,
         )  # fmt: skip
         found = calibration.fit(slopes, len(run.seeds))
         after = self._evaluate(t, servers, data.test, found.clients)
@@ -180,7 +216,7 @@ class Simulation:
 
     def _selection_cost(self) -> list[float]:
         """Forward passes spent on selection so far, per run; empty where they are not counted."""
-        spent = client_side.selection_cost(self.setup.method, self.setup.clients.private)
+        spent = self.setup.clients.selection_cost()
         if spent is None:
             return []
         runs = len(self.setup.experiment.run.seeds)

@@ -7,9 +7,10 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 
 from corefed.base.device import device_for
 from corefed.base.errors import UserError
@@ -26,7 +27,15 @@ from corefed.models.network import PIXELS, STANDARDISED, Model, mlp
 from corefed.models.own import Factory
 from corefed.settings.config import check_cohort
 from corefed.settings.run import MEMORY, OWN, Experiment, Run
-from corefed.training import local, variants
+from corefed.training import compiling, local, others, storing, variants
+from corefed.training.compiled import Steps
+from corefed.training.store import Start, Store
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+WHOLE = 1 << 30
+"""Bytes of all clients' state above which only clients that took part are saved."""
 
 
 class Setup(NamedTuple):
@@ -42,9 +51,11 @@ class Setup(NamedTuple):
 
     def trees(self, servers: list[Tree], temperature: Tree | None = None) -> Trees:
         """The current state, to be saved."""
+        clients, touched = self.clients, self.clients.store.touched
+        large = clients.store.layout.content * len(touched) > WHOLE
         return Trees(
-            self.experiment.run, self.data, self.method, servers, self.clients.private,
-            self.clients.chunk, temperature, self.first,
+            self.experiment.run, self.data, self.method, servers, clients.take, clients.chunk,
+            temperature, touched if large and not bool(touched.all()) else None, self.first,
         )  # fmt: skip
 
 
@@ -55,9 +66,10 @@ class Trees(NamedTuple):
     data: FederatedData
     method: Method
     servers: list[Tree]  # one per seed
-    private: Tree  # [G N, ...] row g N + i is client i of the g-th seed
+    take: Callable[[Sequence[int]], Tree]  # rows -> private state
     chunk: int = 1  # clients per pass when models are made
     temperature: Tree | None = None  # what `calibration.stored` gives; None: not calibrated
+    touched: Tensor | None = None  # [G N] bool: the clients to keep, which took part; None: all
     first: int = 0  # number of the first client that is here
 
 
@@ -97,12 +109,16 @@ def prepare(
     experiment: Experiment,
     data: FederatedData | None = None,
     factory: Factory | None = None,
+    *,
+    folder: Path | None = None,
     share: Callable[[int], range] | None = None,
+    beside: int = 1,
 ) -> Setup:
     """Load, check and split the data; build model, method and clients. Writes nothing.
 
-    `data` and `factory`, if given, replace the data and the network that the run names. `share`
-    says which of so many clients are here; the others' data do not go to the device.
+    `data` and `factory`, if given, replace the data and the network that the run names. `folder`
+    is where the run will be recorded. `share` says which of so many clients are here; the others'
+    data do not go to the device. `beside` processes of this machine have as many each.
     """
     experiment = concrete(experiment)
     run = experiment.run
@@ -120,10 +136,10 @@ def prepare(
     here = share(clients) if share is not None else range(clients)
     data = (data if len(here) == clients else data.part(here)).to(device)
     model = network(run, data.train.x.shape[2:], data.classes, data.targets, factory)
-    for note in model.notes:
-        print(f"note: {note}", file=sys.stderr, flush=True)
-    data = data._replace(notes=(*data.notes, *model.notes))
     method = registry.build(run.method, experiment.settings, model)
+    how, remark = compiling.decide(run, stackable=method.traits.stackable)
+    run = dataclasses.replace(run, compile=how)
+    experiment = dataclasses.replace(experiment, run=run)
     servers = [
         {k: v.to(device) for k, v in method.init_server(Streams([Who(seed, SERVER)], 0)).items()}
         for seed in run.seeds
@@ -131,11 +147,37 @@ def prepare(
     chunk = stacked_clients(run, model, method, servers[0], data.train)
     work = Work(run.local_steps, run.batch_size)
     at = variants.methods(run, [experiment.settings], model, device)
+    said = [*model.notes, *others.note(method, clients), *([remark] if remark else [])]
+
+    def choose(start: Start, total: int) -> Store:
+        store, note = storing.choose(run, start, total, folder, beside)
+        said.extend([note] if note else [])
+        return store
+
     trained = local.LocalClients(
         method, data.train, run.seeds, servers, work, chunk,
-        method_at=lambda t, runs: at(t, (0,)), first=here.start,
+        method_at=lambda t, runs: at(t, (0,)), choose=choose, first=here.start,
+        compiled=compiled_steps(run, [experiment.settings], model),
     )  # fmt: skip
+    for note in said:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    data = data._replace(notes=(*data.notes, *said))
     return Setup(experiment, data, model, method, trained, servers, here.start)
+
+
+def compiled_steps(
+    run: Run, many: Sequence[DataclassInstance], model: Model
+) -> local.Compiled | None:
+    """Steps of runs with these settings as compiled programs; None: one by one."""
+    if run.compile not in ("on", "graph"):
+        return None
+    at = variants.step_settings(run, many, model)
+    if len(many) == 1:
+        settings = at
+        at = lambda t, runs: settings(t, [0] * len(runs))  # noqa: E731
+    work = Work(run.local_steps, run.batch_size)
+    steps = Steps(torch.device(run.device), work, fuse=run.compile == "on")
+    return local.Compiled(steps, at)
 
 
 def stacked_clients(

@@ -13,15 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from corefed.base.types import ClientData, Method, Tree
+from corefed.base.types import ClientData, Method, Tree, places
 from corefed.data.clients import FederatedData
+from corefed.training import others
 from corefed.training.evaluate import (
     BINS,
     Evaluation,
     accuracy_by_class,
     bins,
     named_metrics,
-    neighbours,
     overconfidence,
     score,
 )
@@ -46,19 +46,24 @@ def score_clients(
     t: int,
     temperature: Mapping[str, Tensor],
     everyone: FederatedData | None = None,
+    who: Sequence[int] | None = None,
 ) -> Scores:
-    """Every model of the clients that are here on their own points.
+    """Every model of the clients that are here, or of the rows `who`, on their own points.
 
     `everyone` has the test points of all clients, on which the models of clients that share nothing
-    are tested too.
+    are tested too (`others.py`). Without anybody to test, names and shapes are as ever.
     """
+    if who is not None and not who:
+        some = score_clients(setup, servers, points, t, temperature, everyone, [0])
+        none = {k: {n: v[:0] for n, v in sums.items()} for k, sums in some.sums.items()}
+        return Scores(none, {k: v[:0] for k, v in some.confidence.items()})
     data, clients, run = setup.data, setup.clients, setup.experiment.run
     found: dict[str, list[Tree]] = {}
     sure: dict[str, list[Tensor]] = {}
     for rows, method, models, noise in chunks(
-        clients, setup.method, servers, t, run.evaluate_draws
+        clients, setup.method, servers, t, run.evaluate_draws, who
     ):
-        part = slice(rows.start, rows.stop)
+        part = places(rows)
         unit = data.unit.at(part) if data.unit else None
         y, real = points.y[part], points.weight[part] > 0
         for kind, model in models.items():
@@ -85,18 +90,18 @@ def _elsewhere(
     method: Method,
     model: Tree,
     everyone: FederatedData,
-    rows: range,
+    rows: Sequence[int],
     noise: Tensor,
     temperature: Tensor | None,
 ) -> Tree:
-    """Totals of each client's model on the test points of all others of its run."""
+    """Totals of each client's model on the test points of others of its run."""
     total, per_run = setup.experiment.run.clients, setup.clients.per_run
     # Row g n + i here is row g N + first + i of everyone.
     mine = [row // per_run * total + setup.first + row % per_run for row in rows]
     test, unit, device = everyone.test, everyone.unit, noise.device
     sums: Tree = {}
-    for shift in range(1, total):
-        there = neighbours(mine, shift, total)
+    for shift in others.shifts(total):
+        there = others.neighbours(mine, shift, total)
         here = unit.at(there) if unit else None
         x, y, real = test.x[there].to(device), test.y[there], test.weight[there] > 0
         predicted = method.predict(model, x, noise).cpu()
@@ -128,20 +133,29 @@ def totals_by_client(each: Tree, y: Tensor, real: Tensor, classes: int) -> Tree:
     }
 
 
-def summarise(scores: Scores, real: Tensor, runs: int, classes: int) -> Evaluation:
-    """Metrics of all clients of all runs; `real` [G N, m] says which points are no padding."""
-    per_run = len(real) // runs
-    spans = [slice(g * per_run, (g + 1) * per_run) for g in range(runs)]
+def summarise(
+    scores: Scores, real: Tensor, runs: int, classes: int, who: Sequence[int] | None = None
+) -> Evaluation:
+    """Metrics of the clients of all runs; `real` [G N, m] says which points are no padding.
+
+    `who` are the rows whose scores these are; by default all.
+    """
+    clients, per_run = len(real), len(real) // runs
+    who = range(clients) if who is None else who
+    real, evaluated = real[places(who)], len(who) // runs
+    spans = [slice(g * evaluated, (g + 1) * evaluated) for g in range(runs)]
     every = [
         {kind: {k: v[span].sum(0) for k, v in sums.items()} for kind, sums in scores.sums.items()}
         for span in spans
     ]
     own = [{kind: sums for kind, sums in run.items() if kind != OTHERS} for run in every]
     first = scores.sums["personal" if "personal" in scores.sums else next(iter(scores.sums))]
-    each = _first_metrics(first)
+    each: list[float | None] = [None] * clients
+    for row, value in zip(who, _first_metrics(first), strict=True):
+        each[row] = value
     return Evaluation(
         metrics=[named_metrics(run) for run in every],
-        clients=[each[span] for span in spans],
+        clients=[each[g * per_run : (g + 1) * per_run] for g in range(runs)],
         classes=[{k: accuracy_by_class(v) for k, v in run.items()} for run in own if classes],
         overconfidence=[{k: overconfidence(v) for k, v in run.items() if classes} for run in own],
         confidence=[
@@ -149,6 +163,7 @@ def summarise(scores: Scores, real: Tensor, runs: int, classes: int) -> Evaluati
             for span in spans
         ],
         points={},
+        sampled=evaluated if evaluated < per_run else 0,
     )
 
 

@@ -9,7 +9,7 @@ added in the order of ranks, so that a run with as many workers is bit-identical
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,8 @@ from corefed.base.place import share
 from corefed.base.rng import SERVER
 from corefed.base.types import ClientData, Tree, Update
 from corefed.data.clients import FederatedData
-from corefed.training import calibration, client_side, cost, shard_scores
+from corefed.settings.run import Run
+from corefed.training import calibration, client_side, cost, sampling, shard_scores
 from corefed.training.evaluate import Evaluation
 from corefed.training.loop import Answer, Line, size_of
 from corefed.training.rounds import refuse_divergence
@@ -38,16 +39,43 @@ class _Trained(NamedTuple):
     numbers: Tensor  # [G, 5] float64: sum of losses, clients, gradient passes, bytes, points
 
 
+class _Gathering(NamedTuple):
+    """How to put together what every worker has of some of its clients."""
+
+    counts: list[int]  # clients of each worker
+    order: Tensor  # from the order of workers to that of rows
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> _Gathering:
+        every = torch.tensor([row for each in rows for row in each])
+        return cls([len(each) for each in rows], every.argsort())
+
+
 class Sharded:
     """All clients of a run; those of this worker are in `setup`."""
 
-    def __init__(self, world: World, setup: Setup, everyone: FederatedData) -> None:
-        self.world, self.setup, self.everyone = world, setup, everyone
+    def __init__(
+        self,
+        world: World,
+        setup: Setup,
+        everyone: FederatedData,
+        changed: Callable[[Sequence[int]], None] = lambda rows: None,
+    ) -> None:
+        """`changed` is told the rows of this worker, among all, that a round has changed."""
+        self.world, self.setup, self.everyone, self.changed = world, setup, everyone, changed
         run = setup.experiment.run
         self.runs = len(run.seeds)
         self.shares = [share(run.clients, world.size, rank) for rank in range(world.size)]
         self.mine = self.shares[world.rank]
         self._shapes: Shapes | None = None  # of one client's message
+        every = [rows_of(run, part) for part in self.shares]
+        self.rows = every[world.rank]  # row g N + i is client i of the g-th seed
+        self.who = sampling.evaluated(run, run.clients)
+        sampled = every if self.who is None else _among(every, frozenset(self.who))
+        places = {row: place for place, row in enumerate(self.rows)}
+        # The places here of those that are evaluated; None: all
+        self.here = None if self.who is None else [places[row] for row in sampled[world.rank]]
+        self._all, self._sampled = _Gathering.of(every), _Gathering.of(sampled)
 
     # --- a round --------------------------------------------------------------------------------
 
@@ -81,6 +109,7 @@ class Sharded:
     def _train(self, t: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]) -> _Trained:
         """This worker's clients of the cohorts; a UserError is kept for all to hear."""
         here = [[i - self.mine.start for i in who if i in self.mine] for who in cohorts]
+        self.changed([self.rows[place] for place in self.setup.clients.rows_of(here)])
         numbers = torch.zeros(self.runs, COLUMNS, dtype=torch.float64)
         none = _Trained([None] * self.runs, numbers)
         if not any(here):
@@ -153,7 +182,7 @@ class Sharded:
 
     def _report(self) -> tuple[list[str], Tensor]:
         """Names, and [G, 2 names]: sums of the numbers that clients have, and how many have one."""
-        found = client_side.report(self.setup.method, self.setup.clients.private)
+        found = self.setup.clients.report()
         each = [value.double().cpu().view(self.runs, -1) for value in found.values()]
         pairs = [(value.nansum(-1), (~value.isnan()).sum(-1).double()) for value in each]
         columns = [column for pair in pairs for column in pair]
@@ -162,7 +191,7 @@ class Sharded:
 
     def _spent(self) -> Tensor:
         """[G, 1] forward passes spent on selection so far; [G, 0] where they are not counted."""
-        spent = client_side.selection_cost(self.setup.method, self.setup.clients.private)
+        spent = self.setup.clients.selection_cost()
         if spent is None:
             return torch.zeros(self.runs, 0, dtype=torch.float64)
         return spent.double().cpu().view(self.runs, -1).sum(-1, keepdim=True)
@@ -195,17 +224,19 @@ class Sharded:
         elsewhere: bool = False,
         points: bool = False,
     ) -> Evaluation:
-        """Test all clients; with `points`, the confidence of every point is gathered too."""
+        """Test the models; with `points`, the confidence of every point is gathered too."""
         setup, whole = self.setup, self.everyone if elsewhere else None
-        scores = shard_scores.score_clients(setup, servers, mine, t, temperature or {}, whole)
+        scores = shard_scores.score_clients(
+            setup, servers, mine, t, temperature or {}, whole, self.here
+        )
         sums = {
-            kind: {name: self.of_all(value) for name, value in each.items()}
+            kind: {name: self._gather(value, self._sampled) for name, value in each.items()}
             for kind, each in scores.sums.items()
         }
         sure = scores.confidence if points else {}
-        joined = shard_scores.Scores(sums, {k: self.of_all(v) for k, v in sure.items()})
-        real = (every.weight > 0).cpu()
-        return shard_scores.summarise(joined, real, self.runs, setup.data.classes)
+        sure = {kind: self._gather(value, self._sampled) for kind, value in sure.items()}
+        joined, real = shard_scores.Scores(sums, sure), (every.weight > 0).cpu()
+        return shard_scores.summarise(joined, real, self.runs, setup.data.classes, self.who)
 
     def _calibrate(self, t: int, servers: Sequence[Tree], before: Evaluation) -> Line:
         """Fit temperatures on all validation points; `before` is of the test points."""
@@ -213,8 +244,10 @@ class Sharded:
         assert data.validation is not None and self.everyone.validation is not None
         slopes = calibration.slopes(
             setup.clients, setup.method, servers, data.validation, t, run.evaluate_draws,
-            data.classes, data.unit,
+            data.classes, data.unit, self.here or (None if self.here is None else [0]),
         )  # fmt: skip
+        if self.here == []:  # one client was asked for the names and shapes
+            slopes = {kind: torch.zeros_like(value) for kind, value in slopes.items()}
         found = calibration.fit({k: self.of_all(v.cpu()) for k, v in slopes.items()}, self.runs)
         own = {kind: self.of_mine(value) for kind, value in found.clients.items()}
         after = self._test(
@@ -227,19 +260,24 @@ class Sharded:
 
     def of_all(self, mine: Tensor) -> Tensor:
         """[G N, ...] from every worker's [G n, ...]."""
-        runs, counts = self.runs, [len(part) for part in self.shares]
-        first = mine.view(runs, len(self.mine), *mine.shape[1:]).transpose(0, 1)
-        every = self.world.gather_rows(first, counts)
-        return torch.cat(every).transpose(0, 1).reshape(-1, *mine.shape[1:])
+        return self._gather(mine, self._all)
+
+    def _gather(self, mine: Tensor, how: _Gathering) -> Tensor:
+        every = torch.cat(self.world.gather_rows(mine, how.counts))
+        return every[how.order.to(every.device)]
 
     def of_mine(self, every: Tensor) -> Tensor:
         """[G n, ...] of this worker from [G N, ...]."""
-        return every[self.rows(self.world.rank)]
+        return every[self.rows]
 
-    def rows(self, rank: int) -> list[int]:
-        """The rows g N + i of a worker's clients, in its own order."""
-        total = self.setup.experiment.run.clients
-        return [g * total + i for g in range(self.runs) for i in self.shares[rank]]
+
+def rows_of(run: Run, part: range) -> list[int]:
+    """The rows of a worker's clients among all, in its own order."""
+    return [g * run.clients + i for g in range(len(run.seeds)) for i in part]
+
+
+def _among(every: Sequence[Sequence[int]], wanted: frozenset[int]) -> list[list[int]]:
+    return [[row for row in rows if row in wanted] for rows in every]
 
 
 def _row(message: Tree) -> Tree:

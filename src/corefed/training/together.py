@@ -23,9 +23,9 @@ from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import ClientData, Tree, Update, Work
 from corefed.data.preparation import TargetUnit
 from corefed.methods import registry
-from corefed.training import client_side, local, variants
+from corefed.training import local, variants
 from corefed.training.evaluate import Evaluation, evaluate
-from corefed.training.setup import Setup, stacked_clients
+from corefed.training.setup import Setup, compiled_steps, stacked_clients
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -54,6 +54,7 @@ class Together:
             Work(run.local_steps, run.batch_size),
             self._chunk(),
             method_at=self._method_at(),
+            compiled=self._compiled(),
         )
         self.examples = torch.zeros(len(settings), dtype=torch.int64)  # gradient passes
 
@@ -102,7 +103,7 @@ class Together:
         """
         method = self.setup.method
         found = self.examples.double() * math.prod(method.noise[:-1])
-        looked = client_side.selection_cost(method, self.clients.private)
+        looked = self.clients.selection_cost()
         if looked is not None:
             found += looked.double().cpu().view(len(self.settings), -1).sum(-1) * FORWARD
         numbers: list[float] = found.tolist()
@@ -117,6 +118,7 @@ class Together:
         self.servers = [self.servers[r] for r in runs]
         self.clients.data = _repeat(self.setup.data.train, len(chosen))
         self.clients.sizes = self.clients.data.size
+        self.clients.points = self.clients.sizes.tolist()
         self.clients.who = [self.clients.who[int(row)] for row in rows]
         private = self.clients.private
         self.clients.private = {
@@ -124,6 +126,7 @@ class Together:
         }
         self.clients.chunk = self._chunk()
         self.clients.method_at = self._method_at()
+        self.clients.compiled = self._compiled()
         self.examples = self.examples[list(chosen)]
 
     def park(self) -> None:
@@ -145,6 +148,13 @@ class Together:
             setup.experiment.run, setup.model, setup.method, self.servers[0], setup.data.train,
             len(self.settings),
         )  # fmt: skip
+
+    def _compiled(self) -> local.Compiled | None:
+        run, seeds = self.setup.experiment.run, len(self.seeds)
+        found = compiled_steps(run, self.settings, self.setup.model)
+        if found is None or len(self.settings) == 1:
+            return found
+        return found._replace(at=lambda t, runs: found.at(t, [r // seeds for r in runs]))
 
     def _method_at(self) -> variants.MethodAt:
         run, seeds = self.setup.experiment.run, len(self.seeds)

@@ -8,16 +8,18 @@ differ. Methods know nothing of either.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from corefed.base.types import Method
 from corefed.methods import registry
 from corefed.models.network import Model
 from corefed.settings.fields import from_flat, list_settings, to_flat
 from corefed.settings.run import Run
+from corefed.training.compiled import Settings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -78,6 +80,39 @@ def stacked(many: Sequence[DataclassInstance], runs: Sequence[int], device: torc
         column = [flat[run][each.name] for run in runs]
         values[each.name] = torch.tensor(column, device=device)
     return from_flat(type(first), values)
+
+
+SettingsAt = Callable[[int, Sequence[int]], Settings]
+"""(round, the run that each of C clients belongs to) -> the settings of a compiled step."""
+
+
+def step_settings(
+    run: Run, many: Sequence[DataclassInstance], model: Model, *, scheduled: bool = True
+) -> SettingsAt:
+    """The settings of any round, those that may differ or change as numbers per client.
+
+    Not `scheduled`: the same in every round.
+    """
+    kind = type(many[0])
+    names = [each.name for each in list_settings(kind) if each.per_run]
+
+    def at(t: int, runs: Sequence[int]) -> Settings:
+        present = sorted(set(runs))
+        now = {k: at_round(many[k], run, t) if scheduled else many[k] for k in present}
+        flat = {number: to_flat(settings) for number, settings in now.items()}
+        first = flat[present[0]]
+        values: dict[str, float | list[float]] = {}
+        for name in names:
+            alike = len({flat[number][name] for number in present}) == 1
+            values[name] = first[name] if alike else [flat[number][name] for number in runs]
+        others = {name: value for name, value in first.items() if name not in names}
+
+        def build(tensors: Mapping[str, Tensor]) -> Method:
+            return registry.build(run.method, from_flat(kind, {**others, **tensors}), model)
+
+        return Settings(build, values, repr(sorted(others.items())))
+
+    return at
 
 
 def methods(

@@ -50,8 +50,9 @@ class WorkerLostError(Exception):
 class World:
     """The workers of a run, as one of them sees them."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, beside: int = 1) -> None:
         self.rank, self.size = rank, size
+        self.beside = beside  # workers on this machine
         self.trouble: UserError | None = None  # of this worker; the others are still to hear of it
         self.done = False  # all workers are at the end of the run
 
@@ -89,23 +90,6 @@ class World:
         found: list[int] = said.tolist()
         return found
 
-    def collect(self, mine: Tree) -> list[Tree]:
-        """The trees of all workers on the host of the first; empty at the others."""
-        about = shapes_of(mine)
-        every = self.ask(about)
-        with _talking():
-            if not self.first:
-                for name in about:
-                    dist.send(mine[name].cpu().contiguous(), 0)
-                return []
-            found = [{name: value.cpu() for name, value in mine.items()}]
-            for rank, one in enumerate(every[1:], 1):
-                tree = blank(one)
-                for value in tree.values():
-                    dist.recv(value, rank)
-                found.append(tree)
-        return found
-
     def agree(self, work: Callable[[], Result]) -> Result:
         """The result of this worker's `work`; a UserError of any worker is raised by all."""
         found: list[Result] = []
@@ -136,14 +120,15 @@ def joined(place: Place, device: str, timeout: float) -> Iterator[World]:
     if cuda:
         torch.cuda.set_device(place.local % torch.cuda.device_count())
         facts["gpu"] = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-    store = _meet(place, facts, timeout)
+    store, said = _meet(place, facts, timeout)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     with _talking():
         dist.init_process_group(
             backend, store=store, rank=place.rank, world_size=place.size, timeout=PATIENCE
         )
     try:
-        world = World(place.rank, place.size)
+        beside = sum(one["host"] == facts["host"] for one in said)
+        world = World(place.rank, place.size, beside)
         yield world
         if world.done:
             world.ask(None)  # the first worker has the store: nobody may still need it
@@ -151,8 +136,8 @@ def joined(place: Place, device: str, timeout: float) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def _meet(place: Place, facts: dict[str, str], timeout: float) -> Any:
-    """The common store, where every worker has said who it is."""
+def _meet(place: Place, facts: dict[str, str], timeout: float) -> tuple[Any, list[dict[str, str]]]:
+    """The common store, and what every worker has said of itself there."""
     os.environ.setdefault("MASTER_PORT", PORT)
     where = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ['MASTER_PORT']}"
     seconds = timedelta(seconds=timeout)
@@ -170,7 +155,7 @@ def _meet(place: Place, facts: dict[str, str], timeout: float) -> Any:
             "reached, or wait longer by --worker-timeout."
         ) from error
     _refuse_strangers(said)
-    return store
+    return store, said
 
 
 def _fresh(store: Any, place: Place, timeout: float) -> Any:

@@ -26,7 +26,7 @@ from corefed.data.memory import Array, Clients
 from corefed.models.own import Factory
 from corefed.settings.config import resolve, to_dict
 from corefed.settings.run import MEMORY, Experiment, Run
-from corefed.training import checkpoint, fitted, record, rounds
+from corefed.training import checkpoint, fitted, record, rounds, saving
 from corefed.training.fitted import Fitted
 from corefed.training.progress import progress
 from corefed.use import arguments, tuned
@@ -127,8 +127,8 @@ class Federation:
 
             trained = rounds.train(experiment, data=data, factory=factory, on_round=on_round)
         setup = trained.setup
-        described = fitted.describe(setup.data)["clients"]
-        models = fitted.models_of(trained.trees)
+        described = saving.describe(setup.data)["clients"]
+        models = saving.models_of(trained.trees)
         self._fitted = Fitted(
             Path(MEMORY), setup.experiment, data.preparations, described, setup.method, models
         )
@@ -179,13 +179,14 @@ class Federation:
         setup, servers = self._trained.setup, self._trained.servers
         target = record.Folder(path)
         target.create(setup.experiment)
-        target.keep(lambda here: fitted.keep_data(here, setup.data))
+        target.keep(lambda here: saving.keep_data(here, setup.data))
         for line in self.history_:
             target.append(line)
         values = to_dict(setup.experiment)
-        target.checkpoint(values, len(self.history_), servers, setup.clients.private)
+        rows = range(len(setup.clients.who))
+        target.checkpoint(values, len(self.history_), servers, rows, setup.clients.take)
         trees = self._trained.trees
-        target.keep(lambda here: fitted.keep_models(here, trees))
+        target.keep(lambda here: saving.keep_models(here, trees))
         about = {
             "clients": self._names,
             "classes": self.classes_.tolist(),

@@ -17,7 +17,7 @@ from corefed.base.types import ClientData
 from corefed.data import inputs
 from corefed.data.clients import FederatedData
 from corefed.data.inputs import Inputs
-from corefed.training import fitted, record
+from corefed.training import record, saving
 from corefed.training.fitted import Fitted
 from corefed.training.newcomers import Newcomer
 
@@ -122,9 +122,9 @@ def keep(place: Path, joined: Newcomer) -> None:
     """Write the files of a run; summary.json is the last."""
     folder = record.Folder(place)
     folder.create(joined.setup.experiment)
-    folder.keep(lambda path: fitted.keep_data(path, joined.setup.data))
+    folder.keep(lambda path: saving.keep_data(path, joined.setup.data))
     for line in joined.lines:
         folder.append(line)
     trees = joined.setup.trees([joined.server], joined.temperature)
-    folder.keep(lambda path: fitted.keep_models(path, trees))
+    folder.keep(lambda path: saving.keep_models(path, trees))
     folder.finish(joined.summary)

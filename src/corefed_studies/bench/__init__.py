@@ -29,6 +29,10 @@ NAMES = {
     "coreset": Benchmark(
         "runtime", "coreset", "what a round on coresets costs beside one on all data"
     ),
+    "neighbours": Benchmark(
+        "neighbours", "main", "a run beside busy processes against a run alone, on a CPU",
+        ("page",), files=True,
+    ),
     "solvers": Benchmark(
         "solvers", "main", "the coreset solvers compared, quality and time",
         ("page",), files=True,

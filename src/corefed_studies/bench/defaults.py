@@ -7,13 +7,11 @@ of a method, and each row of a problem, is a file of its own.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from functools import partial
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from corefed.base.device import device_for
@@ -23,6 +21,7 @@ from corefed_studies.defaults import choosing, judging, report, results, tuning
 from corefed_studies.defaults.prepare import prepare
 from corefed_studies.defaults.problems import PROBLEMS, TUNING, DefaultsProblem, problem_of
 from corefed_studies.reproduce.cells import default_jobs
+from corefed_studies.workers import workers
 
 NAME = results.NAME
 QUICK = ("digits", "chile")
@@ -76,19 +75,16 @@ def tasks(problems: list[DefaultsProblem], folder: Path, device: str) -> Iterato
 
 
 def _choose(problem: str, method: str, folder: Path, files: Path, device: str) -> None:
-    torch.set_num_threads(1)
     scores = choosing.train(problem_of(problem), method, choosing.CANDIDATES[method], files, device)
     choosing.keep(choosing.place_of(folder, problem, method), scores)
 
 
 def _judge(problem: str, row: str, folder: Path, files: Path, device: str) -> None:
-    torch.set_num_threads(1)
     cell = judging.train(problem_of(problem), row, files, device)
     judging.keep(judging.place_of(folder, problem, row), cell)
 
 
 def _tune(problem: str, folder: Path, files: Path, device: str) -> None:
-    torch.set_num_threads(1)
     found = tuning.train(problem_of(problem), files, device)
     judging.keep(tuning.place_of(folder, problem), found)
 
@@ -96,14 +92,9 @@ def _tune(problem: str, folder: Path, files: Path, device: str) -> None:
 def _side_by_side(many: list[Task], console: Console, jobs: int) -> None:
     if not many:
         return
-    spawn = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-    with bars(console=console) as shown, ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+    with bars(console=console) as shown, workers(jobs) as pool:
         shown.show("parts of the study", 0, len(many))
         running = [pool.submit(task) for task in many]
-        try:
-            for done, future in enumerate(as_completed(running)):
-                future.result()
-                shown.show("parts of the study", done + 1, len(many))
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        for done, future in enumerate(as_completed(running)):
+            future.result()
+            shown.show("parts of the study", done + 1, len(many))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.settings.config import resolve
-from corefed.training import calibration, fitted, rounds
+from corefed.training import calibration, fitted, rounds, saving
 from corefed.use import selective
 from corefed_studies.defaults.problems import DefaultsProblem, flags
 from corefed_studies.reproduce.cells import Flags
@@ -101,7 +101,7 @@ def _calibration(trained: rounds.Result, model: str) -> dict[str, Any]:
     The ECE of a finite sample is above 0 even for a perfectly calibrated model.
     """
     trees = trained.setup.trees(trained.servers, trained.temperature)
-    held = fitted.held_out_of(trees, fitted.models_of(trees))
+    held = saving.held_out_of(trees, saving.models_of(trees))
     per_run = len(trees.data.names) // len(trees.servers)
     run, predicted = held["row"] // per_run, held[f"{model}.mean"].double()
     confidence = predicted.max(-1).values

@@ -8,16 +8,15 @@ leaves room for others while it waits for kernels to be launched.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 
+from corefed.base import machine
 from corefed.base.errors import UserError
 from corefed.base.progress import bars
 from corefed.settings import config
@@ -27,6 +26,7 @@ from corefed.training import record, rounds
 from corefed.training.interrupt import stop_on_interrupt
 from corefed.training.record import Line
 from corefed.training.setup import concrete
+from corefed_studies.workers import workers
 
 Flags = dict[str, object]
 
@@ -62,7 +62,7 @@ GPU_JOBS = 4
 CPU_JOBS = 8
 """More processes than that would want tens of gigabytes: each holds data and clients of its own."""
 
-ELSEWHERE = frozenset({"device", "memory_mb", "runtime"})
+ELSEWHERE = frozenset({"device", "memory_mb", "runtime", "compile"})
 """Settings that may differ between the machine that trained a cell and the one that reads it."""
 
 
@@ -134,7 +134,7 @@ def outcomes(cells: Sequence[StudyCell], folder: Path, console: Console, jobs: i
 
 
 def default_jobs() -> int:
-    return GPU_JOBS if torch.cuda.is_available() else min(CPU_JOBS, os.cpu_count() or 1)
+    return GPU_JOBS if torch.cuda.is_available() else min(CPU_JOBS, machine.usable_cores())
 
 
 def train(cell: StudyCell, folder: Path, on_round: Callable[[], None] = lambda: None) -> str:
@@ -156,12 +156,6 @@ def train(cell: StudyCell, folder: Path, on_round: Callable[[], None] = lambda: 
     return ""
 
 
-def _alone(cell: StudyCell, folder: Path) -> str:
-    """`train` in a process of its own."""
-    torch.set_num_threads(1)
-    return train(cell, folder)
-
-
 def _side_by_side(
     cells: Sequence[StudyCell],
     folder: Path,
@@ -171,21 +165,16 @@ def _side_by_side(
 ) -> None:
     """Long cells first, so that none is left over at the end; looks at the folders to show how
     far they are. Ctrl-C reaches the workers as well, which finish their round and stop."""
-    spawn = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     by_length = sorted(cells, key=lambda cell: -resolve(flags=published(cell.flags)).run.rounds)
-    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+    with workers(jobs) as pool:
         running: dict[Future[str], StudyCell] = {
-            pool.submit(_alone, cell, folder): cell for cell in by_length
+            pool.submit(train, cell, folder): cell for cell in by_length
         }
-        try:
-            while running:
-                done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-                for future in done:
-                    ended(running.pop(future), future.result())
-                show()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        while running:
+            done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+            for future in done:
+                ended(running.pop(future), future.result())
+            show()
 
 
 def _finished(cell: StudyCell, folder: Path) -> bool:

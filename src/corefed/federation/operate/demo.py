@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from corefed.base import files
+from corefed.base import files, machine
 from corefed.federation.operate.processes import free_port, process_tree
 from corefed.show import report
 from corefed.training import record
@@ -106,9 +106,15 @@ def _command(words: Sequence[object]) -> list[str]:
     return [sys.executable, "-m", "corefed", *map(str, words)]
 
 
+def _one_thread() -> dict[str, str]:
+    """For all programs: they share the machine, and with equal threads they round equally."""
+    return machine.polite(os.environ, threads=1)
+
+
 def _corefed(*words: object, quiet: bool = False) -> None:
     """A command that ends, in the foreground."""
-    done = subprocess.run(_command(words), stdout=subprocess.DEVNULL if quiet else None)
+    shown = subprocess.DEVNULL if quiet else None
+    done = subprocess.run(_command(words), stdout=shown, env=_one_thread())
     if done.returncode != 0:
         sys.exit(done.returncode)
 
@@ -130,7 +136,7 @@ def _programs() -> Iterator[Start]:
                 stdin=subprocess.DEVNULL,
                 stdout=handle,
                 stderr=handle,
-                env={"OMP_NUM_THREADS": "1", **os.environ},
+                env=_one_thread(),
                 start_new_session=log is not None,
             )
         finally:

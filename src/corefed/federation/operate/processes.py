@@ -30,7 +30,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from corefed.base import files
+from corefed.base import files, machine
 from corefed.base.errors import UserError
 from corefed.federation.operate.address import Address
 from corefed.federation.operate.folder import ClientFolder, ServerFolder
@@ -97,7 +97,10 @@ def client_environment(client: ClientFolder, data: str, device: str | None) -> d
 
 
 def _environment(path: Path) -> dict[str, str]:
-    """For Flower's programs. What they start by name is ours, or is not found."""
+    """For Flower's programs. What they start by name is ours, or is not found.
+
+    A site's machine has other work too, so threads wait passively, on the cores it may use.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "COREFED_"))}
     kept |= {k: v for k, v in os.environ.items() if k == "COREFED_DATA"}
     home = path / "flower"
@@ -105,7 +108,7 @@ def _environment(path: Path) -> dict[str, str]:
     # Processes of one machine talk over the loopback, even where a proxy is set.
     direct = ",".join(filter(None, [kept.get("NO_PROXY", kept.get("no_proxy", "")), OWN_HOSTS]))
     proxies = {"NO_PROXY": direct, "no_proxy": direct}
-    return {**kept, **QUIET, **proxies, "FLWR_HOME": str(home), "PATH": programs}
+    return {**machine.polite(kept), **QUIET, **proxies, "FLWR_HOME": str(home), "PATH": programs}
 
 
 def prepare_home(path: Path, server: ServerFolder | None = None) -> None:

@@ -30,7 +30,6 @@ from corefed.bayes import gaussian, uncertainty
 from corefed.data.preparation import Preparation
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.settings.config import to_dict
-from corefed.training.calibration import temperature_of
 from corefed.training.fitted import Fitted
 from corefed.use import predictions
 from corefed.use.export import card, program
@@ -74,8 +73,8 @@ def take(model: Fitted, client: str | None, *, shared: bool, seed: int | None) -
     kind = predictions.kind_of(model, "global" if shared else "")
     own = {k: v for k, v in preparation.clients.items() if k == name}
     preparation = dataclasses.replace(preparation, clients=own)
-    row = g * len(model.names) + i if kind == "personal" else g
-    values, T = _values(model, kind, row), temperature_of(model.models, kind, row)
+    kind, row, T = model.kept(name, g, i, kind)
+    values = _values(model, kind, row)
     mean, std = values, None
     draws = values.unsqueeze(0)
     if model.method.noise[-1]:

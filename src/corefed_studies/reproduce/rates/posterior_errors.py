@@ -60,7 +60,7 @@ def measure(place: Path) -> dict[str, list[float]]:
         train, test = _points(data, per_run, seed, device)
         q = run.models["personal.v"][g * per_run : (g + 1) * per_run].to(device)
         who = [Who(seed, client) for client in range(per_run)]
-        noise = Streams(who, settings.rounds, device, "cpu").normal("errors", DRAWS, model.size)
+        noise = Streams(who, settings.rounds, device).normal("errors", DRAWS, model.size)
         start = run.method.init_server(Streams([Who(seed, SERVER)], 0))["v"].to(device)
         theta = gaussian.sample(q, noise)
         kl = torch.stack([gaussian.kl(q, _prior(start, std).expand_as(q)) for std in PRIORS])

@@ -31,6 +31,7 @@ from corefed.show.page.content import (
 from corefed.show.page.gather import RunFolder
 from corefed.show.page.points import ShownPoints
 from corefed.show.page.sections.clients import span
+from corefed.training import fitted
 
 BINS = 24
 COLUMNS = 12
@@ -61,7 +62,7 @@ def section(run: RunFolder, points: ShownPoints | Missing, most: Most, prefix: s
         sentence = f"{run.summary['method']} trains on all data: it has no coreset."
         return Section(name, title, "", [Text(sentence)])
     per_run = run.summary["clients"]
-    weight = run.models["weight"][:per_run].double()
+    weight = fitted.weights(run.models, per_run).double()
     if isinstance(run.clients, Missing):
         return Section(name, title, AID, [missing(run.clients)])
     sizes = [client["train"] for client in run.clients[0]]

@@ -1,0 +1,69 @@
+"""Whether the local steps of a run are compiled, and what is missing where they are not.
+
+on      traced, fused by PyTorch's compiler, and on a GPU replayed as a CUDA graph
+graph   replayed as a CUDA graph without being fused: nothing to compile
+off     one operation after the other, as the method writes them
+auto    a GPU: `on` if the run is long enough to pay for compiling, else `graph`
+        a CPU: `off`, since compiling takes longer there than it saves in most runs
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+
+from corefed.base.errors import UserError
+from corefed.settings.run import Run
+
+WORTH_COMPILING = 1000
+"""Local steps of a run from which compiling pays on a GPU: it takes 10 to 20 seconds the first
+time, and a few when PyTorch finds its result in its cache."""
+
+
+Compile = Literal["on", "graph", "off"]
+
+
+def decide(run: Run, *, stackable: bool) -> tuple[Compile, str]:
+    """The concrete value of `compile` for a run, and a sentence to say where it is not obvious.
+
+    `stackable` says whether the method's settings may be tensors, which compiled steps need.
+    """
+    device = torch.device(run.device)
+    if run.compile == "off" or run.runtime == "loop":
+        return "off", ""
+    if not stackable:
+        if run.compile != "auto":
+            raise UserError(f"compile={run.compile}: {run.method} with these settings cannot be.")
+        return "off", ""
+    missing = missing_for(device)
+    if run.compile == "on":
+        if missing:
+            raise UserError(f"compile=on needs {missing}; install it, or use compile=off.")
+        return "on", ""
+    if device.type != "cuda":
+        if run.compile == "graph":
+            raise UserError("compile=graph is for a GPU; use compile=on or off on a CPU.")
+        return "off", ""
+    if run.compile == "graph":
+        return "graph", ""
+    if run.rounds * run.local_steps < WORTH_COMPILING:
+        return "graph", ""
+    if missing:
+        return "graph", f"local steps are not compiled, which needs {missing}."
+    return "on", ""
+
+
+def missing_for(device: torch.device) -> str:
+    """What PyTorch's compiler lacks on this machine; empty if nothing."""
+    if device.type == "cuda" and find_spec("triton") is None:
+        return "Triton (pip install triton)"
+    names = [os.environ.get("CC"), "cc", "gcc", "clang"]  # Triton builds its launchers with it
+    if device.type == "cpu":
+        names = [os.environ.get("CXX"), "g++", "clang++"]
+    if not any(name and shutil.which(name) for name in names):
+        return "a C compiler (gcc)" if device.type == "cuda" else "a C++ compiler (g++)"
+    return ""

@@ -1,0 +1,179 @@
+"""Save the models of a finished run; `fitted.py` says which files, and loads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from corefed.base import files, tensor_file
+from corefed.base.rng import Streams, Who
+from corefed.base.types import Tree
+from corefed.bayes import uncertainty
+from corefed.data.clients import FederatedData
+from corefed.training import calibration, client_side
+from corefed.training.fitted import (
+    DATA,
+    HELD_OUT,
+    KINDS,
+    MODELS,
+    ROWS,
+    SCHEMA,
+    model_at,
+    tempered,
+)  # fmt: skip
+from corefed.training.setup import Trees
+
+
+def describe(data: FederatedData) -> dict[str, Any]:
+    """The content of data.json."""
+    runs = len(data.preparations)
+    per_run = len(data.names) // runs
+    train, test = data.train.size.tolist(), data.test.size.tolist()
+    rows: list[dict[str, Any]] = [
+        {"name": name, "train": trained, "test": tested}
+        for name, trained, tested in zip(data.names, train, test, strict=True)
+    ]
+    if data.classes:
+        for row, counts in zip(rows, _class_counts(data), strict=True):
+            row["classes"] = counts
+    return {
+        "schema": SCHEMA,
+        "preparations": [each.to_dict() for each in data.preparations],
+        "clients": [rows[g * per_run : (g + 1) * per_run] for g in range(runs)],
+        "notes": list(data.notes),
+    }
+
+
+def _class_counts(data: FederatedData) -> list[list[int]]:
+    """Training points of each class, by client."""
+    client, point = (data.train.weight > 0).nonzero(as_tuple=True)
+    place = client * data.classes + data.train.y[client, point]
+    counts = torch.bincount(place, minlength=len(data.names) * data.classes)
+    found: list[list[int]] = counts.view(-1, data.classes).tolist()
+    return found
+
+
+def models_of(trees: Trees) -> Tree:
+    """The content of fitted.safetensors."""
+    parts = [part for _, part in _parts(trees)]
+    tree = {name: torch.cat([part[name] for part in parts]).contiguous() for name in parts[0]}
+    return {**tree, **_of_runs(trees)}
+
+
+def _rows(trees: Trees) -> Sequence[int]:
+    """The clients whose models are kept."""
+    if trees.touched is None:
+        return range(len(trees.data.names))
+    found: list[int] = trees.touched.nonzero().flatten().tolist()
+    return found
+
+
+def _parts(trees: Trees) -> Iterator[tuple[Sequence[int], Tree]]:
+    """Some rows after the other: personal.NAME and weight, where the method has them."""
+    rows = _rows(trees)
+    for start in range(0, len(rows), trees.chunk):
+        here = rows[start : start + trees.chunk]
+        private = trees.take(here)
+        part = _named(trees, here, private, "personal")
+        weight = client_side.weights(trees.method, private)
+        yield here, part if weight is None else {**part, "weight": weight.cpu()}
+
+
+def _named(trees: Trees, rows: Sequence[int], private: Tree, kind: str) -> Tree:
+    """KIND.NAME of these clients; empty where the method has no such model."""
+    per_run = len(trees.data.names) // len(trees.servers)
+    sent = client_side.broadcast(trees.servers, rows, per_run)
+    models = client_side.models(trees.method, sent, private, trees.data.train.of(rows))
+    return {f"{kind}.{name}": value.cpu() for name, value in models.get(kind, {}).items()}
+
+
+def _of_runs(trees: Trees) -> Tree:
+    """What fitted.safetensors has once per seed, temperatures, and which rows are kept."""
+    servers = trees.servers
+    firsts = range(0, len(trees.data.names), len(trees.data.names) // len(servers))
+    tree = {
+        k: v.contiguous() for k, v in _named(trees, firsts, trees.take(firsts), "global").items()
+    }
+    for name in servers[0]:
+        tree[f"server.{name}"] = torch.stack([server[name].cpu() for server in servers])
+    if trees.touched is not None:
+        tree[ROWS] = torch.tensor(_rows(trees))
+    return tree | (trees.temperature or {})
+
+
+def held_out_of(trees: Trees, models: Tree, rows: Sequence[int] | None = None) -> Tree:
+    """The content of held_out.safetensors: predictions of the test points of `rows`.
+
+    row [M] is the client's row and point [M] the number among its test points; y [M] or [M, d] is
+    the truth. For each kind of model: KIND.mean, .total, .aleatoric and .epistemic. The personal
+    models in `models` are those of `rows`, by default of all clients that are kept.
+    """
+    run, data, method = trees.run, trees.data, trees.method
+    rows = _rows(trees) if rows is None else rows
+    per_run = len(data.names) // len(trees.servers)
+    test, unit = data.test.of(rows), data.unit
+    real = test.weight > 0
+    client, point = (each.cpu() for each in real.nonzero(as_tuple=True))
+    tree = {"row": torch.tensor(rows)[client], "point": point, "y": test.y[real].cpu()}
+    parts: dict[str, list[Tensor]] = {}
+    for place, one in enumerate(rows):
+        g, number = divmod(one, per_run)
+        x = test.x[place][real[place]]
+        # Drawn on the CPU, as later predictions are, so that they are the same to the last bit.
+        streams = Streams([Who(run.seeds[g], trees.first + number)], run.rounds)
+        noise = uncertainty.draws_for(method, streams, run.evaluate_draws).to(x.device)
+        for kind in KINDS:
+            model = model_at(models, kind, place if kind == "personal" else g, x.device)
+            if model and len(x):
+                each = x.unsqueeze(0)
+                found = uncertainty.predict(method, model, each, noise, data.classes).client(0)
+                T = calibration.temperature_of(models, kind, one if kind == "personal" else g)
+                found = tempered(found, T, data.classes)
+                if unit is not None:
+                    found = found.in_unit(*(each[one] for each in unit))
+                for name in ("mean", "total", "aleatoric", "epistemic"):
+                    value = getattr(found, name).float().cpu()
+                    parts.setdefault(f"{kind}.{name}", []).append(value)
+    return {**tree, **{name: torch.cat(each) for name, each in parts.items()}}
+
+
+def keep_data(folder: Path, data: FederatedData) -> None:
+    files.replace(folder / DATA, (json.dumps(describe(data), indent=1) + "\n").encode())
+
+
+def keep_models(folder: Path, trees: Trees) -> None:
+    """Write both files, or neither."""
+    about = {"corefed": json.dumps({"schema": SCHEMA})}
+    if trees.touched is not None:
+        files.replace_all(folder, _in_parts(trees, about))
+        return
+    from safetensors.torch import save  # checked by `checkpoint.require_library`
+
+    models = models_of(trees)
+    contents = {MODELS: models, HELD_OUT: held_out_of(trees, models)}
+    encoded = [(name, save(tree, metadata=about)) for name, tree in contents.items()]
+    files.replace_all(folder, encoded)
+
+
+def _in_parts(trees: Trees, about: dict[str, str]) -> Iterator[tuple[str, bytes | Iterator[bytes]]]:
+    """Both files, without all models in memory at once."""
+    from safetensors.torch import save  # checked by `checkpoint.require_library`
+
+    shared = _of_runs(trees)
+    rows = _rows(trees)
+    first = next(iter(_parts(trees)))[1]
+    shapes = {k: (v.dtype, (len(rows), *v.shape[1:])) for k, v in first.items()}
+    shapes |= {k: (v.dtype, tuple(v.shape)) for k, v in shared.items()}
+
+    def content(name: str) -> Iterator[Tensor]:
+        yield from [shared[name]] if name in shared else (part[name] for _, part in _parts(trees))
+
+    yield MODELS, tensor_file.encode(shapes, content, about)
+    found = [held_out_of(trees, {**shared, **part}, here) for here, part in _parts(trees)]
+    tree = {name: torch.cat([each[name] for each in found]) for name in found[0]}
+    yield HELD_OUT, save(tree, metadata=about)
