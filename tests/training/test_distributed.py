@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.distributed import HashStore
 
 from corefed.base.errors import UserError
 from corefed.base.place import Place, find_place, share
 from corefed.settings.config import resolve, to_dict
-from corefed.training import distributed, evaluate, setup, world
+from corefed.training import checkpoint, distributed, evaluate, parts, record, rounds, setup, world
 from corefed.training.shard_scores import totals_by_client
+from corefed.training.sharded import rows_of
 
 
 @pytest.mark.parametrize(("clients", "size"), [(5, 2), (7, 7), (100, 8), (3, 1)])
@@ -131,3 +134,40 @@ def test_a_part_keeps_its_clients_and_their_numbers() -> None:
     assert part.data.names == [whole.data.names[row] for row in mine]
     assert part.data.train.x.equal(whole.data.train.x[mine])
     assert part.experiment.run.clients == 5
+
+
+class Alone(world.World):
+    """A first worker whose companion does as it does."""
+
+    def gather(self, mine: Tensor) -> Tensor:
+        return torch.stack([mine, mine])
+
+
+def test_workers_that_go_on_from_one_process_save_all_that_it_trained(tmp_path: Path) -> None:
+    """An earlier attempt left a part that the others lack; nothing of it may come back."""
+    settings = {"method": "fedavg", "clients": 5, "rounds": 3, "seeds": "0,1", "hidden": "4"}
+    experiment = resolve(None, settings, [])
+    left = iter([False, True])
+    before = rounds.train(experiment, tmp_path, stop=lambda: next(left))
+    me = Alone(0, 2)
+    now, _ = distributed._prepare(me, experiment, tmp_path)
+    values, mine = to_dict(now.experiment), rows_of(now.experiment.run, share(5, 2, 0))
+    shard = parts.Shard(now.clients, mine)
+    with checkpoint.Checkpoints(tmp_path, values, 1, 1.0, 1.0, part="0-of-2") as wrong:
+        wrong.mark(mine)
+        wrong.save(3, now.servers, shard.take)
+
+    lines, servers = distributed._go_on(me, now, shard, record.Folder(tmp_path), values)
+    assert [line["round"] for line in lines] == [1, 2]
+    assert all(
+        torch.equal(a["theta"], b["theta"]) for a, b in zip(servers, before.servers, strict=True)
+    )
+    saves = distributed._checkpoints(me, now, shard, tmp_path, values)
+    assert saves is not None
+    with saves:
+        saves.save(2, servers, shard.take)
+    found = checkpoint.load(tmp_path, values, "0-of-2")
+    assert found is not None and found.round == 2
+    (rows, tree), expected = next(found.pieces()), before.setup.clients.take(mine)
+    assert rows == mine
+    assert all(torch.equal(tree[name], value) for name, value in expected.items())
