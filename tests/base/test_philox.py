@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from scipy import stats
 
 from corefed.base import philox
 from corefed.base.philox import Places
@@ -72,6 +71,7 @@ def test_normals_have_the_asked_shape_and_are_finite(size):
 
 def test_normals_are_standard_normal():
     """Kolmogorov-Smirnov at 1e-4, four moments within 4 standard errors, no pairs alike."""
+    stats = pytest.importorskip("scipy.stats")
     n = 200_000
     at = Places(*(value[:1] for value in PLACES))
     x = philox.normals(at, 1, n, torch.device("cpu")).flatten().double()

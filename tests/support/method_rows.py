@@ -32,9 +32,9 @@ WORK = Work(steps=4, batch=8)
 TIGHT = {"rtol": 1e-8, "atol": 1e-8}
 SINGLE = {"rtol": 1e-4, "atol": 1e-5}
 SINGLE_CUDA = {"rtol": 1e-4, "atol": 1e-4}  # kernels for other shapes add in other orders
-PAPER_CUDA = {"rtol": 1e-2, "atol": 1e-2}
+PAPER_CUDA = {"rtol": 1e-2, "atol": 1e-2, "losses": 1e-4}
 """Of preset paper: its KL rows are solves, and momentum amplifies. On an H200 the largest
-difference was 1.3e-3; in float64 it was below 1e-8."""
+difference was 1.3e-3, and 3e-5 in a loss; in float64 it was below 1e-8."""
 
 
 # The table
@@ -194,13 +194,15 @@ def loop(row: Row, rounds: int, kind: str = "classes", seed: int = 0) -> Outcome
     return run(build(row, kind), federation(kind, seed), chunk=1, rounds=rounds, seeds=(seed,))
 
 
-def assert_same(found: Outcome, expected: Outcome, **tolerance: Any) -> None:
+def assert_same(
+    found: Outcome, expected: Outcome, *, losses: float = 1e-5, **tolerance: Any
+) -> None:
     pairs = [(found.private, expected.private)]
     pairs += list(zip(found.messages, expected.messages, strict=True))
     pairs += list(zip(found.servers, expected.servers, strict=True))
     for first, second in pairs:
         assert_same_tree(first, second, **tolerance)
-    loss = {"rtol": 1e-5, "atol": 1e-6}  # kept in float32
+    loss = {"rtol": losses, "atol": 1e-6}  # kept in float32
     torch.testing.assert_close(found.losses, expected.losses, check_device=False, **loss)
 
 

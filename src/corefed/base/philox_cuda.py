@@ -92,11 +92,12 @@ def _fill(out, key, place, call, first, count, size, half_blocks, blocks: tl.con
     number = tl.load(call + client).to(tl.uint64)
     skip = (tl.load(first) + row % count) * (2 * half_blocks)
     begin = tl.program_id(1) * blocks
-    block = (skip + begin + 1 + tl.arange(0, blocks)).to(tl.uint64)
-    zero = block * 0
-    a, b, c, d = tl.philox(k, block, zero + number, zero + where, zero)
+    block = skip + begin + 1 + tl.arange(0, blocks)
+    zero = block.to(tl.uint64) * 0
+    a, b, c, d = tl.philox(k, block.to(tl.uint64), zero + number, zero + where, zero)
     radius = _radii(_halves(a, b, c, d))
-    a, b, c, d = tl.philox(k, block + half_blocks.to(tl.uint64), zero + number, zero + where, zero)
+    block += half_blocks
+    a, b, c, d = tl.philox(k, block.to(tl.uint64), zero + number, zero + where, zero)
     angle = _halves(a, b, c, d).to(tl.float32) * 1.4629180792671596e-09  # pi / 2^31
     column = begin * 8 + tl.arange(0, 8 * blocks)
     half = half_blocks * 8

@@ -32,7 +32,7 @@ from corefed import selectors
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
 from corefed.base.settings import ABLATION, NotNegative, OneOf, Part, PositiveInt
-from corefed.base.types import ClientData, Method, Subset, Tree, Work
+from corefed.base.types import ClientData, Method, Subset, Tree, Work, places
 from corefed.bayes import gaussian
 from corefed.bayes.batches import batches, noises
 from corefed.methods import pfedbayes
@@ -155,16 +155,16 @@ def build(config: Config, model: Model) -> Method:
         """The coresets of some clients, by the selector."""
         if not rows:
             return
-        part = ClientData(*(field[rows] for field in data))
-        q, z, own = working["q"][rows], working["z"][rows], streams.subset(rows)
-        before = state["before"][rows] if remembers else None
-        look = Look(model, q, z, part, k[rows], state["owed"][rows], own, how, before)
-        state["weight"][rows], state["owed"][rows] = selectors.get(config.selector)(look)
-        state["refreshes"][rows] += 1
-        passes = renewal.passes(config.selector, model, how, part.size, k[rows])
-        state["looked"][rows] += passes * part.size
+        part, here, own = data.of(rows), places(rows), streams.subset(rows)
+        q, z = working["q"][here], working["z"][here]
+        before = state["before"][here] if remembers else None
+        look = Look(model, q, z, part, k[here], state["owed"][here], own, how, before)
+        state["weight"][here], state["owed"][here] = selectors.get(config.selector)(look)
+        state["refreshes"][here] += 1
+        passes = renewal.passes(config.selector, model, how, part.size, k[here])
+        state["looked"][here] += passes * part.size
         if remembers:
-            state["before"][rows] = q
+            state["before"][here] = q
 
     def measure(
         state: Tree, q: Tensor, data: ClientData, k: Tensor, streams: Streams, due: Tensor

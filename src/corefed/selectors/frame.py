@@ -57,8 +57,9 @@ def trim(data: ClientData, rows: list[int]) -> ClientData:
     So a client alone has the same shapes, and bit-identical results, in every call: A-IHT can turn
     a rounding error into another coreset.
     """
-    n = int((data.weight[rows] > 0).sum(-1).max())
-    return ClientData(*(field[rows][:, :n] for field in data))
+    here = data.of(rows)
+    n = int(here.size.max())
+    return ClientData(*(field[:, :n] for field in here))
 
 
 Selector = Callable[[Look], Choice]

@@ -4,18 +4,20 @@ With k >= n all points are kept with weight 1, and the selector is not called. I
 client no point, or a weight that is not finite (all gradients are 0, the posterior has diverged),
 that client gets a simple random sample with weights n / k.
 
-On a CPU the selector is called for one client at a time, padded to its own size. Its numbers stay
-in the cache, and its points do not depend on the other clients. On other devices a call has at most
-`POINTS` points.
+A call of the selector has as many clients as have `CACHE` points together on a CPU, so that its
+numbers stay in the cache, and `POINTS` points on other devices.
 """
 
 from __future__ import annotations
 
 import torch
 
+from corefed.base.types import places
 from corefed.selectors import sampling
 from corefed.selectors.frame import Choice, Look, Selector, trim
 
+CACHE = 1 << 11
+"""Points of all clients together, on a CPU."""
 POINTS = 1 << 17
 """Points of all clients together, so that 4096 numbers each take 2 GiB."""
 
@@ -28,7 +30,8 @@ def guarded(selector: Selector) -> Selector:
         weight = torch.where(whole.unsqueeze(-1), look.mask.to(look.data.weight.dtype), 0.0)
         memory = look.memory.clone()
         due = (~whole).nonzero().squeeze(-1).tolist()
-        each = 1 if look.q.device.type == "cpu" else max(1, POINTS // look.mask.shape[1])
+        room = CACHE if look.q.device.type == "cpu" else POINTS
+        each = max(1, room // look.mask.shape[1])
         for start in range(0, len(due), each):
             rows = due[start : start + each]
             own = take_clients(look, rows)
@@ -43,15 +46,15 @@ def guarded(selector: Selector) -> Selector:
 
 def take_clients(look: Look, rows: list[int]) -> Look:
     """Some of the clients, padded to the largest of them only."""
-    data = trim(look.data, rows)
+    data, here = trim(look.data, rows), places(rows)
     return look._replace(
-        q=look.q[rows],
-        z=look.z[rows],
+        q=look.q[here],
+        z=look.z[here],
         data=data,
-        k=look.k[rows],
-        memory=look.memory[rows][:, : data.weight.shape[1]],
+        k=look.k[here],
+        memory=look.memory[here][:, : data.weight.shape[1]],
         streams=look.streams.subset(rows),
-        before=None if look.before is None else look.before[rows],
+        before=None if look.before is None else look.before[here],
     )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -210,7 +211,7 @@ class _Program:
         """One step, and on to the next."""
         with torch.no_grad():
             self._call(
-                list(self.settings.values()), list(self.working.values()), self.x, self.y,
+                *self.settings.values(), *self.working.values(), self.x, self.y,
                 self.index, self.scale, self.step, self.noise, self.loss,
             )  # fmt: skip
 
@@ -218,10 +219,10 @@ class _Program:
         """The step as a graph of operations, compiled if `fuse`."""
         names, clients = list(self.working), len(self.loss)
 
-        def body(
-            settings: Sequence[Tensor], working: Sequence[Tensor], x: Tensor, y: Tensor,
-            index: Tensor, scale: Tensor, step: Tensor, noise: Tensor, loss: Tensor,
-        ) -> tuple[Tensor]:  # fmt: skip
+        def body(*arguments: Tensor) -> tuple[Tensor]:
+            many = len(self.settings)
+            settings, working = arguments[:many], arguments[many : many + len(names)]
+            x, y, index, scale, step, noise, loss = arguments[many + len(names) :]
             method = build(dict(zip(self.settings, settings, strict=True)))
             rows = index.index_select(0, step).flatten()
             batch = Batch(
@@ -238,12 +239,11 @@ class _Program:
             step.add_(1)
             return (info["loss"],)
 
-        def copies() -> list[Any]:
+        def copies() -> list[Tensor]:
+            changed = [*self.settings.values(), *self.working.values()]
             return [
-                [value.clone() for value in self.settings.values()],
-                [value.clone() for value in self.working.values()],
-                self.x, self.y, self.index, self.scale, self.step.clone(), self.noise,
-                self.loss.clone(),
+                *(value.clone() for value in changed), self.x, self.y, self.index, self.scale,
+                self.step.clone(), self.noise, self.loss.clone(),
             ]  # fmt: skip
 
         body(*copies())  # fills caches (a network's scale on this device) that are constants then
@@ -252,7 +252,14 @@ class _Program:
             return traced
         from torch import _inductor  # the compiler behind torch.compile, which takes such a graph
 
-        compiled: Callable[..., Any] = _inductor.compile(traced, copies())
+        for node in traced.graph.nodes:
+            node.meta.pop("val", None)  # of the trace; the compiler makes its own
+
+        # Called from C++ on a CPU, without Python's lock: threads have their own clients.
+        options = {"cpp_wrapper": self.loss.device.type == "cpu"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its own: of TF32, of what it uses inside
+            compiled: Callable[..., Any] = _inductor.compile(traced, [*copies()], options=options)
         return compiled
 
     def _captured(self) -> torch.cuda.CUDAGraph:
