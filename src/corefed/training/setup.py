@@ -137,7 +137,7 @@ def prepare(
     data = (data if len(here) == clients else data.part(here)).to(device)
     model = network(run, data.train.x.shape[2:], data.classes, data.targets, factory)
     method = registry.build(run.method, experiment.settings, model)
-    how, remark = compiling.decide(run, stackable=method.traits.stackable)
+    how, remark = compiling.decide(run, model.size, stackable=method.traits.stackable)
     run = dataclasses.replace(run, compile=how)
     experiment = dataclasses.replace(experiment, run=run)
     servers = [
