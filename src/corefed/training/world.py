@@ -19,6 +19,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+# Its functions have the group of the moment as a default. Imported later, as tracing a step does,
+# it would hold the group beyond its end, and the process would abort when it exits.
+import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
