@@ -226,7 +226,7 @@ def test_metrics_at_temperatures_are_those_of_tempered_predictions() -> None:
     T = 0.5
     power = p.square() / p.square().sum(-1, keepdim=True)
     by_hand = evaluate.score_classes(power, y)
-    found = evaluate._score(p, y, 2, temperature=torch.tensor([T]))
+    found = evaluate.score(p, y, 2, temperature=torch.tensor([T]))
     for name, value in by_hand.items():
         torch.testing.assert_close(found[name], value)
 

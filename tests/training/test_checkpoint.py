@@ -18,7 +18,7 @@ from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.types import Tree
 from corefed.training import checkpoint, segments
-from corefed.training.checkpoint import Checkpoints, load, restore
+from corefed.training.checkpoint import Checkpoints, forget, load, restore
 
 VALUES: dict[str, object] = {"method": "x", "zeta": 1.0}
 SERVER = [{"v": torch.arange(4.0)}]
@@ -158,12 +158,28 @@ def test_processes_that_are_one_save_apart_meet_at_the_older_one(tmp_path: Path)
     found = load(tmp_path / "again", VALUES, part, upto=4)
     assert found is not None
     assert found.round == 3
-    assert_restores(tmp_path / "again", older, 3, part)  # the later save is forgotten
+    assert_restores(tmp_path / "again", clients, 5, part)
+    forget(tmp_path / "again", VALUES, part, after=4)
+    assert_restores(tmp_path / "again", older, 3, part)
     saves = checkpoints(tmp_path / "again", part)
     save(saves, older, [2], 4)
     saves.close()
     assert_restores(tmp_path / "again", older, 4, part)
     assert load(tmp_path / "again", VALUES, "1-of-4") is None
+    forget(tmp_path / "again", VALUES, part, after=0)
+    assert load(tmp_path / "again", VALUES, part) is None
+
+
+def test_only_the_wanted_rows_are_restored(tmp_path: Path) -> None:
+    clients, saves = fresh(), checkpoints(tmp_path)
+    save(saves, clients, [0, 1], 1)
+    save(saves, clients, [1, 2, 3], 2)
+    saves.close()
+    found = load(tmp_path, VALUES)
+    assert found is not None
+    again = fresh()
+    restore(found._replace(wanted=frozenset([1, 3, 9])), SERVER, again)
+    assert again.private["n"].tolist() == [0, 2, 0, 2, *[0] * 8]
 
 
 def test_what_a_killed_save_left_is_removed(tmp_path: Path) -> None:

@@ -36,3 +36,6 @@ def did_you_mean(
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells expect."""
+
+LOST = 75
+"""Exit code of a worker that lost another one: EX_TEMPFAIL, try again."""

@@ -12,7 +12,7 @@ K Monte-Carlo draws per step, b batch size, R local steps per round.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -108,6 +108,8 @@ class Traits(NamedTuple):
     posteriors: tuple[str, ...] = ()  # parts of the message: [2, P] mean-field Gaussians (mu, rho)
     aligned: bool = True  # entry i of message[NAME] and of server[NAME] is the same parameter
     report: Callable[[Tree], Tree] = lambda private: {}  # numbers per client, [C] each, to record
+    mean: Literal["", "equal", "examples"] = ""  # `aggregate` needs no more than the mean of the
+    # messages, of clients that count alike or by examples; "": it needs every message
     stackable: bool = True  # runs that are trained together may differ in settings marked PER_RUN
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json as jsonlib
+import os
 import shlex
+import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
-from corefed.base.errors import INTERRUPTED, UserError
+from corefed.base.errors import INTERRUPTED, LOST, UserError
+from corefed.base.place import Place, find_place
+from corefed.commands import workers as launcher
 from corefed.commands.options import (
     Channels,
     ClientColumn,
@@ -85,10 +92,20 @@ def run(
         list[str] | None,
         typer.Option(help="Log to mlflow or tensorboard too. May be repeated.", metavar="TOOL"),
     ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(help="Processes that share the clients; one per GPU, or per few CPU cores."),
+    ] = 1,
+    worker_timeout: Annotated[
+        float, typer.Option(help="Seconds that a worker waits for the others to start.")
+    ] = 60.0,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Train a federation and evaluate it. With no option: coreset-pfedbayes on the digits."""
+    place = _place(workers, worker_timeout, out or resume)
+    if resume is not None and out is not None:
+        raise UserError("--resume goes on in its own folder; leave out --out.")
     from corefed.settings.config import resolve
     from corefed.show import report, tracking  # torch takes a second
     from corefed.training import record
@@ -112,15 +129,23 @@ def run(
     )
     followers = tracking.names(track or [])
     if resume is not None:
-        if out is not None:
-            raise UserError("--resume goes on in its own folder; leave out --out.")
         record.Folder(resume).refuse_missing()
         config = config or resume / record.EXPERIMENT
     experiment = resolve(config, given, assignments or [])
     folder = resume or out or record.default_folder(experiment.run.data, experiment.run.method)
-    trained = _train(experiment, folder, followers, resume=resume is not None, silent=quiet or json)
+    if place is None and workers > 1:
+        here = click.get_current_context()
+        named = [] if out or resume else [f"--out={folder}"]
+        raise typer.Exit(launcher.launch(workers, here, *named))
+    resuming, silent = resume is not None, quiet or json
+    if place is not None:
+        trained = _work(place, worker_timeout, experiment, folder, followers, resuming, silent)
+    else:
+        trained = _train(experiment, folder, followers, resume=resuming, silent=silent)
     if trained is None:
         raise typer.Exit(INTERRUPTED)
+    if place is not None and place.rank > 0:
+        return
     if json:
         print(jsonlib.dumps(trained.summary, indent=1))
     elif quiet:
@@ -144,10 +169,84 @@ def _said_of_checkpoints(summary: dict[str, Any]) -> str:
     )
 
 
-def _train(
-    experiment: Experiment, folder: Path, followers: list[str], *, resume: bool, silent: bool
+def _place(workers: int, timeout: float, folder: Path | None) -> Place | None:
+    """Where this process stands among others that train together; None: it is alone."""
+    if workers < 1:
+        raise UserError(f"--workers is {workers}; it must be at least 1.")
+    if not timeout > 0:
+        raise UserError(f"--worker-timeout is {timeout:g}; it must be above 0 seconds.")
+    place = find_place(os.environ)
+    if place is None:
+        return None
+    if workers > 1:
+        raise UserError(
+            f"This is worker {place.rank} of {place.size} already, as the environment says; leave "
+            "out --workers."
+        )
+    if folder is None:
+        raise UserError(
+            "Workers that torchrun or Slurm starts need the name of the run's folder; give --out."
+        )
+    # Torch's own lines about sockets would be in front of our sentence; read when it is loaded.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    return place
+
+
+def _work(
+    place: Place,
+    timeout: float,
+    experiment: Experiment,
+    folder: Path,
+    followers: list[str],
+    resume: bool,
+    silent: bool,
 ) -> Result | None:
-    """Train, showing and following every round; None after Ctrl-C, which is explained."""
+    """Train as one of several workers. Only the first prints, writes and hears Ctrl-C."""
+    from corefed.training import distributed, record  # torch takes a second
+    from corefed.training.world import CommonError, WorkerLostError, joined
+
+    launcher.follow_parent()
+    first = place.rank == 0
+    if not first:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resume = resume or (place.restarted and record.begun(folder))
+    try:
+        with joined(place, experiment.run.device, timeout) as world:
+            run = partial(distributed.train, world)
+            if first:
+                return _train(experiment, folder, followers, resume=resume, silent=silent, run=run)
+            try:
+                trained = run(experiment, folder, resume=resume)
+            except UserError as error:
+                raise CommonError(str(error)) from error
+            return trained if trained.finished else None
+    except CommonError:
+        if first:
+            raise
+        raise typer.Exit(2) from None  # the first one says why
+    except WorkerLostError:
+        if first and launcher.PARENT not in os.environ:
+            print(
+                "error: another worker has ended; started again or resumed, the run goes on from "
+                "its last checkpoint.",
+                file=sys.stderr,
+            )
+        raise typer.Exit(LOST) from None
+
+
+def _train(
+    experiment: Experiment,
+    folder: Path,
+    followers: list[str],
+    *,
+    resume: bool,
+    silent: bool,
+    run: Callable[..., Result] | None = None,
+) -> Result | None:
+    """Train, showing and following every round; None after Ctrl-C, which is explained.
+
+    `run` takes the place of `rounds.train`.
+    """
     from corefed.show import tracking
     from corefed.training import record, rounds  # torch takes a second
     from corefed.training.interrupt import stop_on_interrupt
@@ -157,10 +256,12 @@ def _train(
         hint = f"go on with: corefed run --resume {shlex.quote(str(folder))}"
     else:
         hint = "it has no checkpoint (checkpoint_every = 0) to go on from"
+    # torchrun passes a terminal's Ctrl-C on, which reaches the worker already.
+    apart = 1.0 if run is not None and launcher.PARENT not in os.environ else 0.0
     try:
         with (
             tracking.following(followers, folder) as trackers,
-            stop_on_interrupt(folder) as stop,
+            stop_on_interrupt(folder, apart=apart) as stop,
             progress(experiment.run.rounds, silent=silent) as show,
         ):
             for name in tracking.forgotten(followers, folder) if resume else []:
@@ -170,7 +271,7 @@ def _train(
                 show(line)
                 trackers.round(line)
 
-            trained = rounds.train(
+            trained = (run or rounds.train)(
                 experiment,
                 folder,
                 resume=resume,

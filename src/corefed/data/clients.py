@@ -39,6 +39,22 @@ class FederatedData(NamedTuple):
             train=self.train.to(device), test=self.test.to(device), validation=validation
         )
 
+    def part(self, clients: range) -> FederatedData:
+        """Some clients of every seed, padded as all of them are."""
+        each = len(self.names) // len(self.preparations)
+        starts = range(0, len(self.names), each)
+        rows = [start + client for start in starts for client in clients]
+
+        def of(points: ClientData) -> ClientData:
+            return ClientData(*(field[rows] for field in points))
+
+        return self._replace(
+            train=of(self.train),
+            test=of(self.test),
+            validation=None if self.validation is None else of(self.validation),
+            names=[self.names[row] for row in rows],
+        )
+
     @property
     def unit(self) -> TargetUnit | None:
         """The unit of the test targets, where networks learn standardised ones."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from corefed.base.rng import Streams
 from corefed.base.settings import LearningRate, Start, Times
-from corefed.base.types import Batch, ClientData, Method, Tree, Update
+from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import elbo, optim
 from corefed.bayes.predict import predictive_at
 from corefed.models.network import Model
@@ -65,6 +65,7 @@ def build(config: Config, model: Model) -> Method:
         models=models,
         predict=lambda tree, x, noise: predictive_at(model, tree["theta"].unsqueeze(1), x),
         noise=(0,),
+        traits=Traits(mean="examples"),
     )
 
 

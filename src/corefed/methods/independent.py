@@ -37,5 +37,5 @@ def build(config: Config, model: Model) -> Method:
         end=lambda broadcast, working: ({}, working),
         aggregate=lambda server, update: server,
         models=lambda broadcast, private, data: {"personal": {"theta": private["theta"]}},
-        traits=Traits(sent=()),
+        traits=Traits(sent=(), mean="equal"),
     )

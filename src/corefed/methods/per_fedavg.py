@@ -93,7 +93,7 @@ def build(config: Config, model: Model) -> Method:
         models=models,
         predict=lambda tree, x, noise: predictive_at(model, tree["w"].unsqueeze(1), x),
         noise=(0,),
-        traits=Traits(batches=batches, passes={"hf": 4, "fo": 2}[config.variant]),
+        traits=Traits(batches=batches, passes={"hf": 4, "fo": 2}[config.variant], mean="equal"),
     )
 
 

@@ -166,7 +166,7 @@ def build(config: Config, model: Model) -> Method:
         models=models,
         predict=lambda tree, x, noise: predictive(model, tree["v"], x, noise),
         noise=(config.monte_carlo, model.size),
-        traits=Traits(posteriors=("v",)),
+        traits=Traits(posteriors=("v",), mean="equal" if config.fusion == "average" else ""),
     )
 
 

@@ -100,7 +100,7 @@ def build(config: Config, model: Model) -> Method:
         models=models,
         predict=lambda tree, x, noise: predictive_at(model, tree["w"].unsqueeze(1), x),
         noise=(0,),
-        traits=Traits(passes=config.inner_steps),
+        traits=Traits(passes=config.inner_steps, mean="equal"),
     )
 
 

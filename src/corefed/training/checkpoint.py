@@ -85,6 +85,11 @@ class Checkpoints:
         self._held = [(each, segments.read_rows(self.folder, each)) for each in newest]
         segments.remove_others(self.folder, values)
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a save to add to."""
+        return bool(self._saves)
+
     def mark(self, rows: Sequence[int]) -> None:
         """Rows of private state that changed."""
         self._changed.update(rows)
@@ -210,11 +215,17 @@ class Loaded(NamedTuple):
     servers: list[Tree]
     folder: Path
     segments: list[Segment]
+    wanted: frozenset[int] | None = None  # rows to restore; None: all
 
     def pieces(self) -> Iterator[tuple[Rows, Tree]]:
         """Rows of private state, file by file; of several versions of a row the last counts."""
         for segment in self.segments:
-            yield segments.unpack_rows(segment.read(self.folder))
+            if self.wanted is None:
+                yield segments.unpack_rows(segment.read(self.folder))
+            elif here := [
+                row for row in segments.read_rows(self.folder, segment) if row in self.wanted
+            ]:
+                yield from segments.merge(self.folder, [(segment, here)])
 
 
 def load(
@@ -222,8 +233,7 @@ def load(
 ) -> Loaded | None:
     """The newest checkpoint of a run, or the newest of at most `upto` rounds; None without one.
 
-    Refused unless this version and these settings can go on from it. Later saves than `upto` are
-    forgotten, so that `Checkpoints` adds to what was loaded.
+    Refused unless this version and these settings can go on from it.
     """
     here = folder / FOLDER / part
     saves = segments.read_manifest(here, values)
@@ -232,29 +242,29 @@ def load(
         state_file.refuse(old, values, segments.SCHEMA)
     fitting = [save for save in saves if upto is None or save.round <= upto]
     if not fitting:
-        _forget_later(here, values, saves, fitting)
         return None
     newest = fitting[-1]
     for segment in newest.files:
         segment.check(here)
     servers = segments.unpack_server(newest.server.read(here))
-    _forget_later(here, values, saves, fitting)
     return Loaded(newest.round, servers, here, newest.segments)
 
 
-def _forget_later(
-    folder: Path, values: Mapping[str, object], saves: list[Save], kept: list[Save]
-) -> None:
+def forget(folder: Path, values: Mapping[str, object], part: str, after: int) -> None:
+    """Drop the saves of a part after so many rounds, so that `Checkpoints` adds to those before."""
+    here = folder / FOLDER / part
+    saves = segments.read_manifest(here, values)
+    kept = [save for save in saves if save.round <= after]
     if len(kept) == len(saves):
         return
     try:
         if kept:
-            segments.write_manifest(folder, values, kept)
+            segments.write_manifest(here, values, kept)
         else:
-            (folder / segments.MANIFEST).unlink()
+            (here / segments.MANIFEST).unlink()
     except OSError as error:
         raise UserError(
-            f"Cannot write into {folder}: {error.strerror}. The checkpoint is as it was."
+            f"Cannot write into {here}: {error.strerror}. The checkpoint is as it was."
         ) from error
 
 

@@ -92,14 +92,14 @@ def evaluate(
         for name, model in models.items():
             predicted = method.predict(model, test.x[part], noise)
             here, own = unit.at(part) if unit else None, T[name][part] if name in T else None
-            each = _score(predicted, test.y[part], classes, here, own)
+            each = score(predicted, test.y[part], classes, here, own)
             points.setdefault(name, []).append(each)
         if elsewhere and method.traits.sent == () and per_run > 1:  # they share nothing
             own = T["personal"][part] if "personal" in T else None
-            score = partial(
+            on_others = partial(
                 _score_there, method, models["personal"], test, noise, classes, unit, own
             )
-            away.append(others.score(score, rows, per_run))
+            away.append(others.score(on_others, rows, per_run))
     everyone, all_labels = (test.weight > 0).cpu(), test.y.cpu()
     who = range(len(everyone)) if who is None else who
     real, labels = everyone[places(who)], all_labels[places(who)]
@@ -151,12 +151,12 @@ def evaluate_clients(
     found = {}
     for name, model in client_side.models(method, broadcast, private, train).items():
         own = (temperature or {}).get(name)
-        each = _score(method.predict(model, test.x, noise), test.y, classes, unit, own)
+        each = score(method.predict(model, test.x, noise), test.y, classes, unit, own)
         found[name] = totals(*_masked(each, labels, real, slice(None)), classes)
     return found
 
 
-def _score(
+def score(
     prediction: Tensor,
     y: Tensor,
     classes: int,
@@ -183,7 +183,7 @@ def _score_there(
 ) -> Tree:
     """Each model on the test points of another client."""
     predicted = method.predict(model, test.x[there], noise)
-    return _score(predicted, test.y[there], classes, unit.at(there) if unit else None, temperature)
+    return score(predicted, test.y[there], classes, unit.at(there) if unit else None, temperature)
 
 
 def _joined(parts: list[Tree]) -> Tree:

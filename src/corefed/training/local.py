@@ -35,8 +35,8 @@ _COST = "selection cost"  # beside the names of a report
 class LocalClients:
     """All clients of one or several runs (seeds) on one device.
 
-    Row g N + i is client i of run g. Their private state is in `store`, by default stacked on the
-    device, so that a full cohort in one chunk is not copied.
+    Row g N + i is client `first` + i of run g. Their private state is in `store`, by default
+    stacked on the device, so that a full cohort in one chunk is not copied.
     """
 
     def __init__(
@@ -50,18 +50,19 @@ class LocalClients:
         method_at: MethodAt | None = None,
         compiled: Compiled | None = None,
         choose: Choose = storing.on_device,
+        first: int = 0,
     ) -> None:
         self.method, self.data, self.work = method, data, work
         self.method_at, self.compiled = method_at, compiled
         self.per_run = len(data.weight) // len(seeds)
-        self.who = [Who(seed, i) for seed in seeds for i in range(self.per_run)]
+        self.who = [Who(seed, first + i) for seed in seeds for i in range(self.per_run)]
         self.chunk = max(1, chunk)
         self.sizes = data.size
         self.points: list[int] = self.sizes.tolist()
-        first, per_run = list(servers), self.per_run
+        initial, per_run = list(servers), self.per_run
 
         def start(rows: Sequence[int]) -> Tree:
-            sent = client_side.broadcast(first, rows, per_run)
+            sent = client_side.broadcast(initial, rows, per_run)
             return client_side.start(method, sent, data.of(rows))
 
         self.store: Store = choose(start, len(self.who))

@@ -22,13 +22,13 @@ def score(there: Callable[[list[int]], Tree], rows: Sequence[int], per_run: int)
 
     `there` scores each of these models on the points of one other client.
     """
-    parts = [there(neighbours(rows, shift, per_run)) for shift in _shifts(per_run)]
+    parts = [there(neighbours(rows, shift, per_run)) for shift in shifts(per_run)]
     return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
 
 
 def roll(values: Tensor, rows: Sequence[int], per_run: int) -> Tensor:
     """[C, NEIGHBOURS n]: the values, [n] per client, of the neighbours of `rows`."""
-    return torch.cat([values[neighbours(rows, s, per_run)] for s in _shifts(per_run)], 1)
+    return torch.cat([values[neighbours(rows, s, per_run)] for s in shifts(per_run)], 1)
 
 
 def neighbours(rows: Sequence[int], shift: int, per_run: int) -> list[int]:
@@ -46,5 +46,6 @@ def note(method: Method, clients: int) -> tuple[str, ...]:
     )
 
 
-def _shifts(per_run: int) -> range:
+def shifts(per_run: int) -> range:
+    """How many places further the clients are that a model is tested on."""
     return range(1, min(per_run, NEIGHBOURS + 1))

@@ -104,27 +104,27 @@ class Folder:
         self,
         experiment: Experiment,
         restore: Callable[[Loaded], None] = lambda state: None,
-        part: str = "",
-        upto: int | None = None,
     ) -> tuple[list[Line], Loaded | None]:
         """The lines and the state to resume from; unfinished rounds are cut off.
 
-        `restore` gets the state before any file is changed, so that a damaged one changes none.
-        `part` and `upto` are those of `checkpoint.load`. A run that was killed before its first
-        checkpoint starts again.
+        `restore` gets the state before any file is changed, so that a damaged one changes none. A
+        run that was killed before its first checkpoint starts again.
         """
         from corefed.training.checkpoint import load  # torch takes a second
 
         self.refuse_missing()
-        state = load(self.path, to_dict(experiment), part, upto)
-        done = state.round if state is not None else 0
+        state = load(self.path, to_dict(experiment))
+        if state is not None:
+            restore(state)
+        return self.cut_back(experiment, state.round if state is not None else 0), state
+
+    def cut_back(self, experiment: Experiment, done: int) -> list[Line]:
+        """The lines of the first `done` rounds; what is later is cut off, to go on from there."""
         rounds = experiment.run.rounds
         if done > rounds:
             raise UserError(
                 f"{self.path} has {done} rounds already; rounds must be that or more, not {rounds}."
             )
-        if state is not None:
-            restore(state)
         with self._writing("The run in it is as it was"):
             lines = self._cut(done)
             if done == rounds and "metrics" not in lines[-1]:
@@ -135,7 +135,7 @@ class Folder:
             self._replace(EXPERIMENT, to_toml(experiment).encode())  # rounds may have grown
             if done < rounds:
                 (self.path / SUMMARY).unlink(missing_ok=True)  # of the run when it was shorter
-        return lines, state
+        return lines
 
     def append(self, line: Line) -> None:
         """Add a round; a line that does not fit on the disk is removed."""

@@ -18,7 +18,16 @@ from corefed.data.clients import FederatedData
 from corefed.models.own import Factory
 from corefed.settings.config import to_dict
 from corefed.settings.run import Experiment, Run
-from corefed.training import calibration, checkpoint, client_side, cost, record, sampling, saving
+from corefed.training import (
+    calibration,
+    checkpoint,
+    client_side,
+    cost,
+    parts,
+    record,
+    sampling,
+    saving,
+)
 from corefed.training.evaluate import Evaluation, evaluate, means_of
 from corefed.training.loop import Answer, Line, run_rounds, size_of
 from corefed.training.setup import Setup, Trees, prepare
@@ -68,6 +77,7 @@ def train(
     values = to_dict(setup.experiment)
     lines: list[Line] = []
     if folder is not None and resume:
+        parts.refuse(folder.path)
 
         def restore(state: checkpoint.Loaded) -> None:
             nonlocal servers
@@ -101,19 +111,35 @@ def train(
     if folder is not None and finished and run.checkpoint_every:
         trees = setup.trees(servers, temperature)
         folder.keep(lambda path: saving.keep_models(path, trees))
-    notes = [*setup.data.notes, *(saves.pace.notes if saves is not None else ())]
-    about = {**record.environment(run.device), "notes": notes}
-    summary = record.summarise(values, lines, about)
-    if saves is not None:
-        summary["checkpoints"] = saves.pace.summary()
-        for note in saves.pace.notes:
-            print(f"note: {note}", file=sys.stderr, flush=True)
-    points = int(setup.data.train.size.sum())
-    summary["cost"]["passes_over_data"] = summary["cost"]["passes"] / max(1, points)
-    summary["cost"]["wall_seconds"] = time.perf_counter() - began
+    summary = summarise(setup, setup.data, lines, began, saves)
+    for note in saves.pace.notes if saves is not None else ():
+        print(f"note: {note}", file=sys.stderr, flush=True)
     if folder is not None and finished:
         folder.finish(summary)
     return Result(summary, finished, setup, servers, temperature)
+
+
+def summarise(
+    setup: Setup,
+    data: FederatedData,
+    lines: list[Line],
+    began: float,
+    saves: checkpoint.Checkpoints | None,
+    **about: object,
+) -> dict[str, Any]:
+    """The summary of a simulated run that `began` at this time of `time.perf_counter`.
+
+    `data` are those of all clients; `about` is added to what the results may depend on.
+    """
+    notes = [*data.notes, *(saves.pace.notes if saves is not None else ())]
+    environment = {**record.environment(setup.experiment.run.device), **about, "notes": notes}
+    summary = record.summarise(to_dict(setup.experiment), lines, environment)
+    if saves is not None:
+        summary["checkpoints"] = saves.pace.summary()
+    points = int(data.train.size.sum())
+    summary["cost"]["passes_over_data"] = summary["cost"]["passes"] / max(1, points)
+    summary["cost"]["wall_seconds"] = time.perf_counter() - began
+    return summary
 
 
 class Simulation:
@@ -130,7 +156,7 @@ class Simulation:
         run, method, clients = self.setup.experiment.run, self.setup.method, self.setup.clients
         before = self._selection_cost()
         updates, loss, examples = clients.train(t, servers, cohorts)
-        _refuse_divergence(run, t, loss)
+        refuse_divergence(run, t, loss)
         self.changed(clients.rows_of(cohorts))
         sizes = [size_of(client_side.sent(method, server)) for server in servers]
         numbers: Line = {
@@ -198,7 +224,7 @@ class Simulation:
         return sums
 
 
-def _refuse_divergence(run: Run, t: int, loss: Tensor) -> None:
+def refuse_divergence(run: Run, t: int, loss: Tensor) -> None:
     for seed, value in zip(run.seeds, loss.tolist(), strict=True):
         if not isfinite(value):
             raise UserError(

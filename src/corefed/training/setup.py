@@ -39,7 +39,7 @@ WHOLE = 1 << 30
 
 
 class Setup(NamedTuple):
-    """A run before its first round. Row g N + i of the data is client i of the g-th seed."""
+    """A run before its first round. Row g N + i is client `first` + i of the g-th seed."""
 
     experiment: Experiment  # with all defaults filled in
     data: FederatedData
@@ -47,14 +47,15 @@ class Setup(NamedTuple):
     method: Method
     clients: local.LocalClients
     servers: list[Tree]  # one per seed
+    first: int = 0  # number of the first client that is here
 
     def trees(self, servers: list[Tree], temperature: Tree | None = None) -> Trees:
         """The current state, to be saved."""
         clients, touched = self.clients, self.clients.store.touched
         large = clients.store.layout.content * len(touched) > WHOLE
         return Trees(
-            self.experiment.run, self.data, self.method, servers, clients.take,
-            clients.chunk, temperature, touched if large and not bool(touched.all()) else None,
+            self.experiment.run, self.data, self.method, servers, clients.take, clients.chunk,
+            temperature, touched if large and not bool(touched.all()) else None, self.first,
         )  # fmt: skip
 
 
@@ -65,10 +66,11 @@ class Trees(NamedTuple):
     data: FederatedData
     method: Method
     servers: list[Tree]  # one per seed
-    take: Callable[[Sequence[int]], Tree]  # rows -> private state; g N + i is client i of seed g
+    take: Callable[[Sequence[int]], Tree]  # rows -> private state
     chunk: int = 1  # clients per pass when models are made
     temperature: Tree | None = None  # what `calibration.stored` gives; None: not calibrated
     touched: Tensor | None = None  # [G N] bool: the clients to keep, which took part; None: all
+    first: int = 0  # number of the first client that is here
 
 
 def concrete(experiment: Experiment) -> Experiment:
@@ -109,11 +111,14 @@ def prepare(
     factory: Factory | None = None,
     *,
     folder: Path | None = None,
+    share: Callable[[int], range] | None = None,
+    beside: int = 1,
 ) -> Setup:
     """Load, check and split the data; build model, method and clients. Writes nothing.
 
     `data` and `factory`, if given, replace the data and the network that the run names. `folder`
-    is where the run will be recorded.
+    is where the run will be recorded. `share` says which of so many clients are here; the others'
+    data do not go to the device. `beside` processes of this machine have as many each.
     """
     experiment = concrete(experiment)
     run = experiment.run
@@ -128,7 +133,8 @@ def prepare(
     if clients != run.clients:  # they come from a column
         run = dataclasses.replace(run, clients=clients)
         experiment = dataclasses.replace(experiment, run=run)
-    data = data.to(device)
+    here = share(clients) if share is not None else range(clients)
+    data = (data if len(here) == clients else data.part(here)).to(device)
     model = network(run, data.train.x.shape[2:], data.classes, data.targets, factory)
     method = registry.build(run.method, experiment.settings, model)
     how, remark = compiling.decide(run, model.size, stackable=method.traits.stackable)
@@ -144,19 +150,19 @@ def prepare(
     said = [*model.notes, *others.note(method, clients), *([remark] if remark else [])]
 
     def choose(start: Start, total: int) -> Store:
-        store, note = storing.choose(run, start, total, folder)
+        store, note = storing.choose(run, start, total, folder, beside)
         said.extend([note] if note else [])
         return store
 
     trained = local.LocalClients(
         method, data.train, run.seeds, servers, work, chunk,
-        method_at=lambda t, runs: at(t, (0,)), choose=choose,
+        method_at=lambda t, runs: at(t, (0,)), choose=choose, first=here.start,
         compiled=compiled_steps(run, [experiment.settings], model),
     )  # fmt: skip
     for note in said:
         print(f"note: {note}", file=sys.stderr, flush=True)
     data = data._replace(notes=(*data.notes, *said))
-    return Setup(experiment, data, model, method, trained, servers)
+    return Setup(experiment, data, model, method, trained, servers, here.start)
 
 
 def compiled_steps(

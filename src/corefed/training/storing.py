@@ -22,14 +22,17 @@ def on_device(start: Start, clients: int) -> Store:
     return OnDevice(start(range(clients)), clients)
 
 
-def choose(run: Run, start: Start, clients: int, folder: Path | None) -> tuple[Store, str]:
+def choose(
+    run: Run, start: Start, clients: int, folder: Path | None, beside: int = 1
+) -> tuple[Store, str]:
     """The store of a run that is recorded in `folder`, and a note for readers; empty: none.
 
-    Nothing of the size of all clients is allocated before the size is checked.
+    `beside` processes of this machine need as much each, and have GPUs of their own. Nothing of the
+    size of all clients is allocated before the size is checked.
     """
     device = torch.device(run.device)
     needed = Layout.of(start([0])).size * clients
-    free = free_memory(device)
+    free = free_memory(device) // (1 if device.type == "cuda" else beside)
     where = run.client_state
     if where == "auto":
         bound = free // 2
@@ -47,9 +50,10 @@ def choose(run: Run, start: Start, clients: int, folder: Path | None) -> tuple[S
     expected = needed * taking_part(run) / run.clients
     what = f"The state of {clients:,} clients ({gigabytes(needed)}) is kept in"
     if where == "host":
-        _refuse_too_little(expected, free_memory(torch.device("cpu")), "memory of this machine")
+        room = free_memory(torch.device("cpu")) // beside
+        _refuse_too_little(expected, room, "memory of this machine")
         return InHost(start, clients, device), f"{what} the memory of this machine."
-    room = shutil.disk_usage(existing(folder)).free
+    room = shutil.disk_usage(existing(folder)).free // beside
     _refuse_too_little(expected, room, f"disk of {existing(folder)}")
     note = f"{what} a file on the disk; --set client_state=device keeps it on {device.type}."
     return InFile(start, clients, device, folder), note
