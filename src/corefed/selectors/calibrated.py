@@ -108,9 +108,11 @@ def take_turns(
     members = torch.nn.functional.one_hot(group).double()  # [C, n, groups]
     fresh = (owed == 0).all(-1, keepdim=True)
     if bool(fresh.any()):
-        order = random_order(mask, streams, "in-turn")
+        rows = fresh.squeeze(-1).nonzero().squeeze(-1).tolist()
+        order = torch.zeros_like(owed)  # the others draw nothing, whoever is in the call
+        order[rows] = random_order(mask[rows], streams.subset(rows), "in-turn").to(owed)
         sizes = torch.bmm(members, members.sum(1).unsqueeze(-1)).squeeze(-1)
-        start = (_rank_inside(group, -order.to(owed)) + 0.5) / sizes
+        start = (_rank_inside(group, -order) + 0.5) / sizes
         owed = torch.where(fresh & mask, start.to(owed.dtype), owed)
     owed = owed + pi.to(owed.dtype)
     excess = torch.bmm(owed.double().unsqueeze(1), members).squeeze(1) - members.sum(1) / 2
