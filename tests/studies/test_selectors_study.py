@@ -448,7 +448,7 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
     assert "at least 1" in corefed("bench", "selectors", "--jobs=0").err
     assert "no device 'tpu'" in corefed("bench", "selectors", "--device=tpu").err
     assert "--jobs is for bench selectors" in corefed("bench", "runtime", "--jobs=2").err
-    assert "--from is for bench selectors" in corefed("bench", "review", "--from=x").err
+    assert "--from is for bench engine" in corefed("bench", "review", "--from=x").err
     (tmp_path / "page.md").write_text("no marks")
     done = corefed("bench", "selectors", f"--page={tmp_path / 'page.md'}", f"--out={tmp_path}/out")
     assert done.code == 2 and "once each" in done.err and not (tmp_path / "out").exists()

@@ -210,10 +210,14 @@ class _Program:
     def _advance(self) -> None:
         """One step, and on to the next."""
         with torch.no_grad():
-            self._call(
-                *self.settings.values(), *self.working.values(), self.x, self.y,
-                self.index, self.scale, self.step, self.noise, self.loss,
-            )  # fmt: skip
+            self._call(*self.arguments())
+
+    def arguments(self) -> list[Tensor]:
+        """What the step reads and writes."""
+        return [
+            *self.settings.values(), *self.working.values(), self.x, self.y, self.index,
+            self.scale, self.step, self.noise, self.loss,
+        ]  # fmt: skip
 
     def traced(self, build: Build, *, fuse: bool) -> Callable[..., Any]:
         """The step as a graph of operations, compiled if `fuse`."""
@@ -240,11 +244,10 @@ class _Program:
             return (info["loss"],)
 
         def copies() -> list[Tensor]:
-            changed = [*self.settings.values(), *self.working.values()]
             return [
-                *(value.clone() for value in changed), self.x, self.y, self.index, self.scale,
-                self.step.clone(), self.noise, self.loss.clone(),
-            ]  # fmt: skip
+                value if any(value is fixed for fixed in (self.x, self.y)) else value.clone()
+                for value in self.arguments()
+            ]
 
         body(*copies())  # fills caches (a network's scale on this device) that are constants then
         traced = make_fx(body, tracing_mode="real")(*copies())
