@@ -124,9 +124,9 @@ def held_out_of(trees: Trees, models: Tree, rows: Sequence[int] | None = None) -
     for place, one in enumerate(rows):
         g, number = divmod(one, per_run)
         x = test.x[place][real[place]]
-        # Drawn on the CPU, as later predictions are, so that they are the same to the last bit.
-        streams = Streams([Who(run.seeds[g], trees.first + number)], run.rounds)
-        noise = uncertainty.draws_for(method, streams, run.evaluate_draws).to(x.device)
+        # As later predictions are drawn: on a CPU they are the same to the last bit.
+        streams = Streams([Who(run.seeds[g], trees.first + number)], run.rounds, x.device)
+        noise = uncertainty.draws_for(method, streams, run.evaluate_draws)
         for kind in KINDS:
             model = model_at(models, kind, place if kind == "personal" else g, x.device)
             if model and len(x):
