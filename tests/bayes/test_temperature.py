@@ -16,7 +16,7 @@ from torch import Tensor
 from corefed.bayes import temperature
 from corefed.bayes.temperature import ALL, CLIENTS, GRID, LEAST, MOST
 from corefed.bayes.uncertainty import Prediction, entropy
-from corefed.training import evaluate
+from corefed.training import scoring
 
 ONE = torch.ones(1, dtype=torch.float64)
 VAGUE = 1e4
@@ -91,8 +91,8 @@ def test_slopes_are_those_of_the_nll() -> None:
 
     def nll(T: Tensor, classes: int) -> Tensor:
         if classes:
-            return evaluate.score_classes(temperature.temper(p, T, 5), y)["nll"].sum()
-        return evaluate.score_targets(temperature.temper(outputs, T, 0), target)["nll"].sum()
+            return scoring.score_classes(temperature.temper(p, T, 5), y)["nll"].sum()
+        return scoring.score_targets(temperature.temper(outputs, T, 0), target)["nll"].sum()
 
     for classes, slope in (
         (5, temperature.slopes(p, y, real, 5)),

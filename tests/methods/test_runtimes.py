@@ -362,7 +362,7 @@ def test_graphs_are_the_steps_on_cuda(row: Row) -> None:
         pytest.skip("is not compiled: its settings cannot be tensors")
     data = on("cuda", federation())
     for chunk in (2, len(SIZES)):
-        compiled = compile_steps(row, "cuda")
+        compiled = compile_steps(row)
         found = run(build(row), data, chunk=chunk, rounds=row.rounds, compiled=compiled)
         assert not compiled.steps.given_up
         assert_same(found, run(build(row), data, chunk=1, rounds=row.rounds), **TIGHT)
@@ -379,7 +379,7 @@ grew to 8e-3 within four steps. A compiler rounds in other places, so SGD compar
 def test_compiled_steps_are_the_steps_on_cuda(name: str) -> None:
     rows = [p.values[0] for p in ROWS if p.values[0].name == name]
     row = next((row for row in rows if SGD in row.settings), rows[0])
-    data, compiled = on("cuda", federation()), compile_steps(row, "cuda", fuse=True)
+    data, compiled = on("cuda", federation()), compile_steps(row, fuse=True)
     found = run(build(row), data, rounds=row.rounds, compiled=compiled)
     assert not compiled.steps.given_up
     assert_same(found, run(build(row), data, chunk=1, rounds=row.rounds), **TIGHT)
@@ -393,7 +393,7 @@ def test_a_compiled_step_of_adam_is_the_traced_one(device: str) -> None:
     row = next(p.values[0] for p in ROWS if p.values[0].name == "pfedbayes")
     programs = []
     for fuse in (False, True):
-        compiled = compile_steps(row, device, fuse=fuse)
+        compiled = compile_steps(row, fuse=fuse)
         run(build(row), on(device, federation()), rounds=1, compiled=compiled)
         assert not compiled.steps.given_up
         programs.append(next(iter(compiled.steps._programs.values())))

@@ -14,7 +14,7 @@ from rich.console import Console
 from corefed.base.errors import UserError
 from corefed.methods.registry import METHODS
 from corefed.settings.config import resolve
-from corefed.training import record
+from corefed.training import record, summaries
 from corefed_studies import pages
 from corefed_studies.reproduce import cells, paper, results, table1, table2, table3
 from corefed_studies.reproduce.cells import Flags, StudyCell
@@ -123,13 +123,15 @@ def made(accuracies: dict[str, list[list[float]]], classes: bool = False) -> res
     """Results with a personal learning curve by row: [round][seed]; bytes grow by 2 MiB a round."""
     found: results.Results = {}
     for row, curve in accuracies.items():
-        last = record.over_seeds(curve[-1])
+        last = summaries.over_seeds(curve[-1])
         rounds = list(range(1, len(curve) + 1))
         labels = {"normal": last, "virus": last}
         found[row, "mnist"] = {
             "method": "m", "data": "mnist", "partition": "p", "clients": 2, "rounds": len(curve),
             "seeds": list(range(len(curve[0]))), "config": {"local_steps": 20},
-            "metrics": {"personal_accuracy": last, "personal_nll": record.over_seeds([0.5, 0.5])},
+            "metrics": {
+                "personal_accuracy": last, "personal_nll": summaries.over_seeds([0.5, 0.5])
+            },
             "classes": {"personal": labels, "global": labels} if classes else {},
             "cost": {"seconds": 30.0, "evaluate_seconds": 30.0},
             "environment": {"device": "a GPU", "torch": "2"},

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from corefed.show.report import RunResult
-from corefed.training.record import over_seeds
+from corefed.training.summaries import over_seeds
 
 RUN = {
     "data": "digits", "partition": "shards-medium", "clients": 10, "classes": [], "rounds": 30,

@@ -143,14 +143,12 @@ def build(row: Row, kind: str = "classes") -> Method:
     return registry.build(row.name, config, network(kind))
 
 
-def compile_steps(
-    row: Row, device: str = "cpu", kind: str = "classes", *, fuse: bool = False
-) -> Compiled:
+def compile_steps(row: Row, kind: str = "classes", *, fuse: bool = False) -> Compiled:
     """Steps that are traced, and `fuse`d if asked; on a GPU they are a CUDA graph."""
     config = from_flat(registry.config_class(row.name), dict(row.settings))
     held = Run(method=row.name, schedule="constant", warmup=0)
     at = variants.step_settings(held, [config], network(kind), scheduled=False)
-    return Compiled(Steps(torch.device(device), WORK, fuse=fuse), at)
+    return Compiled(Steps(WORK, fuse=fuse), at)
 
 
 class Outcome(NamedTuple):

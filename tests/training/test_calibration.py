@@ -14,7 +14,7 @@ from corefed.base.types import ClientData
 from corefed.bayes.temperature import ALL, GRID
 from corefed.settings.config import resolve
 from corefed.show import report
-from corefed.training import calibration, evaluate, fitted, record, rounds, setup
+from corefed.training import calibration, evaluate, fitted, record, rounds, scoring, setup
 from corefed.use import predictions
 from corefed.use.predictions import PredictionSettings
 
@@ -225,7 +225,7 @@ def test_metrics_at_temperatures_are_those_of_tempered_predictions() -> None:
     y = torch.tensor([[0, 1, 1]])
     T = 0.5
     power = p.square() / p.square().sum(-1, keepdim=True)
-    by_hand = evaluate.score_classes(power, y)
+    by_hand = scoring.score_classes(power, y)
     found = evaluate.score(p, y, 2, temperature=torch.tensor([T]))
     for name, value in by_hand.items():
         torch.testing.assert_close(found[name], value)

@@ -14,7 +14,16 @@ from torch.distributed import HashStore
 from corefed.base.errors import UserError
 from corefed.base.place import Place, find_place, share
 from corefed.settings.config import resolve, to_dict
-from corefed.training import checkpoint, distributed, evaluate, parts, record, rounds, setup, world
+from corefed.training import (
+    checkpoint,
+    distributed,
+    parts,
+    record,
+    rounds,
+    scoring,
+    setup,
+    world,
+)
 from corefed.training.shard_scores import totals_by_client
 from corefed.training.sharded import rows_of
 
@@ -108,16 +117,16 @@ def test_totals_of_every_client_are_those_of_each(classes: int) -> None:
     real[1] = False
     if classes:
         y = torch.randint(classes, (3, 20), generator=g)
-        each = evaluate.score_classes(torch.rand(3, 20, classes, generator=g).softmax(-1), y)
+        each = scoring.score_classes(torch.rand(3, 20, classes, generator=g).softmax(-1), y)
     else:
         y = torch.randn(3, 20, 1, generator=g)
-        each = evaluate.score_targets(torch.rand(3, 20, 2, generator=g), y)
+        each = scoring.score_targets(torch.rand(3, 20, 2, generator=g), y)
     each = {name: value.masked_fill(~real, float("nan")) for name, value in each.items()}
     found = totals_by_client(each, y, real, classes)
     for client in range(3):
         mask = real[client]
         own = {name: value[client][mask] for name, value in each.items()}
-        expected = evaluate.totals(own, y[client][mask], classes)
+        expected = scoring.totals(own, y[client][mask], classes)
         assert expected.keys() == found.keys()
         for name, value in expected.items():
             torch.testing.assert_close(found[name][client], value, check_dtype=False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from corefed.base.types import ClientData, Method, Traits, Tree, Work
-from corefed.training import evaluate
+from corefed.training import evaluate, scoring
 from corefed.training.local import LocalClients
 
 # Three points, two classes: right with .9, wrong with .6, right with .6.
@@ -17,8 +17,8 @@ Y = torch.tensor([[0, 1, 1]])
 
 
 def test_classification_by_hand() -> None:
-    each = {name: value[0] for name, value in evaluate.score_classes(P, Y).items()}
-    found = evaluate.metrics_of(evaluate.totals(each, Y[0], classes=2))
+    each = {name: value[0] for name, value in scoring.score_classes(P, Y).items()}
+    found = scoring.metrics_of(scoring.totals(each, Y[0], classes=2))
     assert found["accuracy"] == pytest.approx(2 / 3)
     assert found["nll"] == pytest.approx(-(math.log(0.9) + math.log(0.4) + math.log(0.6)) / 3)
     assert found["brier"] == pytest.approx((2 * 0.1**2 + 2 * 0.6**2 + 2 * 0.4**2) / 3)
@@ -29,11 +29,11 @@ def test_classification_by_hand() -> None:
 
 def test_too_bold_and_too_cautious() -> None:
     """Gaps of bins keep their sign: confidence .9, .6 and .6 (mean .7), accuracy 2/3."""
-    each = {name: value[0] for name, value in evaluate.score_classes(P, Y).items()}
-    sums = evaluate.totals(each, Y[0], classes=2)
-    assert evaluate.overconfidence(sums) == pytest.approx(0.7 - 2 / 3)
-    right = {name: value[0] for name, value in evaluate.score_classes(P, P.argmax(-1)).items()}
-    assert evaluate.overconfidence(evaluate.totals(right, Y[0], 2)) == pytest.approx(0.7 - 1)
+    each = {name: value[0] for name, value in scoring.score_classes(P, Y).items()}
+    sums = scoring.totals(each, Y[0], classes=2)
+    assert scoring.overconfidence(sums) == pytest.approx(0.7 - 2 / 3)
+    right = {name: value[0] for name, value in scoring.score_classes(P, P.argmax(-1)).items()}
+    assert scoring.overconfidence(scoring.totals(right, Y[0], 2)) == pytest.approx(0.7 - 1)
 
 
 @pytest.mark.parametrize(("confidence", "index"), [(1 / 15, 0), (1 / 15 + 1e-9, 1), (1.0, 14)])
@@ -44,37 +44,37 @@ def test_bins_are_closed_above(confidence: float, index: int) -> None:
     gap = abs(2 * 0.5 - both.sum().item())
     correct = torch.tensor([1.0, 0.0], dtype=torch.float64)
     each = {"confidence": both, "correct": correct, "nll": both, "brier": both}
-    sums = evaluate.totals(each, torch.tensor([0, 1]), classes=2)
-    assert evaluate.metrics_of(sums)["ece"] == pytest.approx(gap / 2)
+    sums = scoring.totals(each, torch.tensor([0, 1]), classes=2)
+    assert scoring.metrics_of(sums)["ece"] == pytest.approx(gap / 2)
 
 
 def test_a_probability_of_zero_is_not_infinite() -> None:
-    each = evaluate.score_classes(torch.tensor([[[1.0, 0.0]]]), torch.tensor([[1]]))
+    each = scoring.score_classes(torch.tensor([[[1.0, 0.0]]]), torch.tensor([[1]]))
     assert 80 < each["nll"].item() < 100
 
 
 def test_regression_by_hand() -> None:
     prediction = torch.tensor([[[1.0, 4.0], [2.0, 1.0]]])  # [mean | variance]
-    each = evaluate.score_targets(prediction, torch.tensor([[[3.0], [2.0]]]))
+    each = scoring.score_targets(prediction, torch.tensor([[[3.0], [2.0]]]))
     flat = {name: value[0] for name, value in each.items()}
-    found = evaluate.metrics_of(evaluate.totals(flat, torch.tensor([[3.0], [2.0]]), classes=0))
+    found = scoring.metrics_of(scoring.totals(flat, torch.tensor([[3.0], [2.0]]), classes=0))
     assert found["rmse"] == pytest.approx(math.sqrt(2.0))
     assert found["nll"] == pytest.approx((0.5 * (1 + math.log(4)) + math.log(2 * math.pi)) / 2)
 
 
 def test_totals_add_over_clients() -> None:
     """The metrics of all points from the totals of two clients, and without points none."""
-    each = {name: value[0] for name, value in evaluate.score_classes(P, Y).items()}
-    whole = evaluate.totals(each, Y[0], classes=2)
+    each = {name: value[0] for name, value in scoring.score_classes(P, Y).items()}
+    whole = scoring.totals(each, Y[0], classes=2)
     parts = [
-        evaluate.totals({k: v[rows] for k, v in each.items()}, Y[0][rows], classes=2)
+        scoring.totals({k: v[rows] for k, v in each.items()}, Y[0][rows], classes=2)
         for rows in (slice(0, 1), slice(1, 3), slice(3, 3))
     ]
-    together = evaluate.add(parts)
-    assert evaluate.metrics_of(together) == pytest.approx(evaluate.metrics_of(whole), rel=1e-14)
-    assert evaluate.accuracy_by_class(together) == [1.0, 0.5]
-    assert evaluate.first_metric(parts[2]) is None
-    assert evaluate.accuracy_by_class(parts[2]) == [None, None]
+    together = scoring.add(parts)
+    assert scoring.metrics_of(together) == pytest.approx(scoring.metrics_of(whole), rel=1e-14)
+    assert scoring.accuracy_by_class(together) == [1.0, 0.5]
+    assert scoring.first_metric(parts[2]) is None
+    assert scoring.accuracy_by_class(parts[2]) == [None, None]
 
 
 def table_method(probabilities: torch.Tensor) -> Method:

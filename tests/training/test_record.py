@@ -17,7 +17,7 @@ from corefed.base.errors import UserError
 from corefed.base.types import Tree
 from corefed.settings.config import resolve, to_dict
 from corefed.settings.run import Experiment
-from corefed.training import checkpoint, record, state_file
+from corefed.training import checkpoint, record, state_file, summaries
 from corefed.training.record import Folder
 
 SERVERS = [{"v": torch.arange(4.0)}, {"v": -torch.arange(4.0)}]
@@ -250,7 +250,7 @@ def test_summary_by_hand(experiment: Experiment) -> None:
         line(2, metrics={"personal_accuracy": [0.5, 0.7]}, evaluate_seconds=1.0,
              coreset={"held_out_error": [0.1, 0.3], "age": [1.0, None]}),
     ]  # fmt: skip
-    summary = record.summarise(to_dict(experiment), lines, {"torch": "x"})
+    summary = summaries.summarise(to_dict(experiment), lines, {"torch": "x"})
     assert summary["schema"] == 1
     assert summary["rounds"] == 2
     assert summary["seeds"] == [0, 1]
@@ -269,8 +269,8 @@ def test_summary_by_hand(experiment: Experiment) -> None:
 
 
 def test_a_single_seed_has_no_spread() -> None:
-    assert record.over_seeds([0.5]) == {"mean": 0.5, "std": 0.0, "per_seed": [0.5]}
-    assert math.isnan(record.over_seeds([0.5, math.nan])["std"])
+    assert summaries.over_seeds([0.5]) == {"mean": 0.5, "std": 0.0, "per_seed": [0.5]}
+    assert math.isnan(summaries.over_seeds([0.5, math.nan])["std"])
 
 
 def test_an_unfinished_run_can_be_read(folder: Folder) -> None:

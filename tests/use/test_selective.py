@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from corefed.training import evaluate
+from corefed.training import scoring
 from corefed.use import selective
 from corefed.use.selective import Threshold
 
@@ -210,16 +210,16 @@ def test_reliability_has_the_ece_of_the_evaluation(classes: int) -> None:
     g = torch.Generator().manual_seed(classes)
     p = (3 * torch.randn(500, classes, generator=g)).softmax(-1)
     y = torch.randint(classes, (500,), generator=g)
-    each = evaluate.score_classes(p, y)
-    expected = evaluate.metrics_of(evaluate.totals(each, y, classes))["ece"]
+    each = scoring.score_classes(p, y)
+    expected = scoring.metrics_of(scoring.totals(each, y, classes))["ece"]
     found = selective.reliability(p, y)
     assert found.ece == pytest.approx(expected)
     assert found.points.sum() == 500
     held = found.points > 0
     assert np.isnan(found.accuracy[~held]).all()
-    edges = np.arange(1, evaluate.BINS + 1)[held] / evaluate.BINS
+    edges = np.arange(1, scoring.BINS + 1)[held] / scoring.BINS
     assert (found.confidence[held] <= edges + 1e-12).all()
-    assert (found.confidence[held] > edges - 1 / evaluate.BINS).all()
+    assert (found.confidence[held] > edges - 1 / scoring.BINS).all()
 
 
 def test_coverage_of_gaussian_targets() -> None:

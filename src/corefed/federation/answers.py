@@ -16,8 +16,8 @@ import torch
 from corefed.base.types import Method, Tree
 from corefed.bayes.temperature import GRID, LEAST, MOST
 from corefed.federation.protocol import Reply
-from corefed.training import cost, evaluate
-from corefed.training.evaluate import BINS, by_label, means_of
+from corefed.training import cost, scoring
+from corefed.training.scoring import BINS, by_label, means_of
 
 MODELS = ("personal", "global", "localized")
 LARGEST = 100.0
@@ -148,20 +148,20 @@ def score_numbers(
     if not models:
         return {}
     pooled = {
-        model: evaluate.add([each[model] for each in found.values() if model in each])
+        model: scoring.add([each[model] for each in found.values() if model in each])
         for model in models
     }
     first = "personal" if "personal" in models else models[0]
     own = [found.get(name, {}).get(first) for name in names]
     line: dict[str, Any] = {
-        "metrics": {k: [v] for k, v in evaluate.named_metrics(pooled).items()},
-        "clients": [[None if sums is None else evaluate.first_metric(sums) for sums in own]],
+        "metrics": {k: [v] for k, v in scoring.named_metrics(pooled).items()},
+        "clients": [[None if sums is None else scoring.first_metric(sums) for sums in own]],
         "classes": {},
         "overconfidence": {},
     }
     if classes:
-        bold = {model: [evaluate.overconfidence(sums)] for model, sums in pooled.items()}
+        bold = {model: [scoring.overconfidence(sums)] for model, sums in pooled.items()}
         line["overconfidence"] = bold
-        by_class = {model: evaluate.accuracy_by_class(sums) for model, sums in pooled.items()}
+        by_class = {model: scoring.accuracy_by_class(sums) for model, sums in pooled.items()}
         line["classes"] = by_label([by_class], tuple(classes))
     return line

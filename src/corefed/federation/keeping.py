@@ -18,7 +18,7 @@ from corefed.data.clients import FederatedData
 from corefed.data.preparation import Preparation
 from corefed.settings.config import to_dict
 from corefed.settings.run import Experiment
-from corefed.training import evaluate, fitted, record, saving
+from corefed.training import fitted, record, saving, scoring, summaries
 from corefed.training.setup import Trees
 
 
@@ -53,11 +53,11 @@ def keep(
 def _summary(folder: Path, experiment: Experiment) -> dict[str, object]:
     """Of one client, from its models' predictions on its test points."""
     held_out = fitted.read_tensors(folder, fitted.HELD_OUT)
-    summary = record.summarise(to_dict(experiment), [], record.environment("cpu"))
+    summary = summaries.summarise(to_dict(experiment), [], summaries.environment("cpu"))
     summary["rounds"] = experiment.run.rounds
     summary["metrics"] = {
-        name: record.over_seeds([value])
-        for name, value in evaluate.named_metrics(_totals(held_out)).items()
+        name: summaries.over_seeds([value])
+        for name, value in scoring.named_metrics(_totals(held_out)).items()
     }
     return summary
 
@@ -69,9 +69,9 @@ def _totals(held_out: Tree) -> dict[str, Tree]:
     for kind in (each for each in fitted.KINDS if f"{each}.mean" in held_out):
         mean = held_out[f"{kind}.mean"]
         if y.dim() == 1:
-            each, classes = evaluate.score_classes(mean, y), mean.shape[-1]
+            each, classes = scoring.score_classes(mean, y), mean.shape[-1]
         else:
             outputs = torch.cat([mean, held_out[f"{kind}.total"]], -1)
-            each, classes = evaluate.score_targets(outputs, y), 0
-        found[kind] = evaluate.totals(each, y, classes)
+            each, classes = scoring.score_targets(outputs, y), 0
+        found[kind] = scoring.totals(each, y, classes)
     return found

@@ -36,7 +36,7 @@ from corefed.federation.trust.spent import privacy_spent
 from corefed.methods import registry
 from corefed.settings import config
 from corefed.settings.run import Experiment, Run
-from corefed.training import checkpoint, client_side, record
+from corefed.training import checkpoint, client_side, record, summaries
 from corefed.training.loop import Answer, Line, run_rounds
 from corefed.training.setup import network
 
@@ -134,7 +134,7 @@ def _federate(
 
 def _summary(values: Mapping[str, Any], lines: Sequence[Line]) -> dict[str, Any]:
     """That of a simulation, with the time outside training and the privacy that was spent."""
-    summary = record.summarise(values, lines, record.environment("cpu"))
+    summary = summaries.summarise(values, lines, summaries.environment("cpu"))
     overhead = sum(line["federation"]["overhead_seconds"] for line in lines)
     summary["cost"]["overhead_seconds"] = overhead
     summary["cost"]["overhead_seconds_per_round"] = overhead / max(1, len(lines))

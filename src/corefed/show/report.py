@@ -17,7 +17,7 @@ from rich.table import Table
 from corefed.base.errors import UserError
 from corefed.base.panels import panels
 from corefed.show.distinguish import differences, labels, words
-from corefed.training import cost, record
+from corefed.training import cost, record, summaries
 from corefed.training.record import MODELS, main_model
 
 HEADINGS = {"accuracy": "accuracy %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE"}
@@ -78,7 +78,7 @@ def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[EvaluatedRound]
         EvaluatedRound(line["round"], passes, sent / 1e6, seconds, *over.values())
         for line, (passes, sent, seconds) in zip(lines, totals, strict=True)
         if name in line.get("metrics", {})
-        for over in [record.over_seeds(line["metrics"][name])]
+        for over in [summaries.over_seeds(line["metrics"][name])]
     ]
 
 

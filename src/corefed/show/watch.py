@@ -25,7 +25,7 @@ from rich.text import Text
 
 from corefed.base.errors import UserError
 from corefed.show import report
-from corefed.training import record
+from corefed.training import record, summaries
 from corefed.training.cost import of_summary
 
 LOOK = 1.0
@@ -152,7 +152,7 @@ def picture(look: Snapshot, now: float, *, plain: bool = False) -> RenderableTyp
     """Everything that is shown, from top to bottom."""
     parts: list[RenderableType] = [Text(_about(look), style="bold"), _progress(look)]
     if look.lines:
-        summary = record.summarise(look.values, look.lines, {})
+        summary = summaries.summarise(look.values, look.lines, {})
         if summary["metrics"]:
             table = report.metrics_table(summary)
             seeds = len(summary["seeds"])

@@ -21,9 +21,10 @@ from corefed.base.types import ClientData, Method, Tree, places
 from corefed.bayes import temperature
 from corefed.data.preparation import TargetUnit
 from corefed.settings.run import Run
-from corefed.training.evaluate import BINS, Evaluation, bins
+from corefed.training.evaluate import Evaluation
 from corefed.training.local import LocalClients
 from corefed.training.predicting import chunks
+from corefed.training.scoring import BINS, bins
 
 SHARED = "global"
 """The kind of model that has one temperature for all clients."""

@@ -53,8 +53,8 @@ class Settings(NamedTuple):
 class Steps:
     """Runs local steps as compiled programs, one per shape of work."""
 
-    def __init__(self, device: torch.device, work: Work, *, fuse: bool) -> None:
-        self.device, self.work, self.fuse = device, work, fuse
+    def __init__(self, work: Work, *, fuse: bool) -> None:
+        self.work, self.fuse = work, fuse
         self.given_up = False  # the compiler failed: steps are taken one by one
         self._programs: dict[object, _Program] = {}
         self._calls: dict[object, Callable[..., Any]] = {}

@@ -30,11 +30,12 @@ from corefed.methods import registry
 from corefed.models.network import Model
 from corefed.settings.config import check, to_dict
 from corefed.settings.run import LOCAL, Experiment
-from corefed.training import calibration, client_side, cost, local, record
+from corefed.training import calibration, client_side, cost, local, summaries
 from corefed.training.calibration import Temperatures
-from corefed.training.evaluate import Evaluation, evaluate, means_of
+from corefed.training.evaluate import Evaluation, evaluate
 from corefed.training.fitted import Fitted
 from corefed.training.loop import Answer, Line, run_rounds, size_of
+from corefed.training.scoring import means_of
 from corefed.training.setup import Setup, network
 
 STEPS = 200
@@ -212,8 +213,8 @@ def join(
     found = _temperatures(setup, server, model.models, g)
     if found is not None and tested:
         lines[-1] |= _calibration(setup, server, found)
-    about = {**record.environment(run.device), "notes": list(data.notes)}
-    summary = record.summarise(to_dict(experiment), lines, about)
+    about = {**summaries.environment(run.device), "notes": list(data.notes)}
+    summary = summaries.summarise(to_dict(experiment), lines, about)
     summary["personalized"] = {
         "name": data.names[0],
         "data": model.experiment.run.data,

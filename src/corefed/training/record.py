@@ -11,22 +11,13 @@
 Files are replaced whole (temporary file, fsync, rename), except rounds.jsonl, which grows; a
 resumed run cuts it back to the rounds of its checkpoint. `summary.json` can be made from
 experiment.toml and rounds.jsonl, so that an unfinished run can be read too.
-
-Where temperatures are fitted, the last line has `calibration` (`calibration.py`): the temperatures,
-and the metrics of the test and the validation points at them. Metrics in rounds.jsonl are without
-temperatures in every line, so that they make one curve. `metrics` in summary.json are of the models
-as they are kept and predict, with temperatures; `calibration` has the values before and after.
-Accuracy and RMSE are the same in both. `validation` is without: settings are compared by it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import platform
 import re
-import statistics
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,26 +25,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corefed import __version__
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.settings.config import to_dict, to_toml
 from corefed.settings.run import Experiment
-from corefed.training import before_and_after, cost
+from corefed.training import cost
+from corefed.training.cost import Line as Line
+from corefed.training.summaries import SCHEMA, summarise
 
 if TYPE_CHECKING:  # a record is read without torch
     from corefed.base.types import Tree
     from corefed.training.checkpoint import Loaded
 
-SCHEMA = 1
-"""Of summary.json; increase it when a key changes its meaning."""
-
 EXPERIMENT, ROUNDS, SUMMARY = "experiment.toml", "rounds.jsonl", "summary.json"
 STATE = "checkpoint/state.json"
 EVENTS = "events.jsonl"
 """Of a real federation: which clients were missing, refused or late."""
-
-Line = dict[str, Any]
 
 MODELS = ("personal", "global", "localized", "others")
 """Kinds of models; the first that a method has is its main model."""
@@ -246,83 +233,3 @@ def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
     if not lines:
         raise UserError(f"The run in {path} has not finished its first round.")
     return summarise(values, lines, {}), cost.completed(values, lines)
-
-
-def summarise(
-    values: Mapping[str, Any], lines: Sequence[Line], environment: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The content of summary.json. Metrics are of the last evaluated round, not of the best.
-
-    Metrics of a calibrated run are at its temperatures, as the module says. Costs are sums over
-    seeds. Seconds are of training, selection included and evaluation not; passes include selection
-    (`cost.py`). A simulation adds passes over its training points and wall_seconds, which start-up,
-    evaluation and files take part in. `evaluated_clients` is there where metrics are of a sample.
-    """
-    last = next((line for line in reversed(lines) if "metrics" in line), {})
-    calibrated: Line = last.get("calibration", {})
-    evaluated: dict[str, list[float]] = last.get("metrics", {}) | calibrated.get("metrics", {})
-    bold: Line = last.get("overconfidence", {}) | calibrated.get("overconfidence", {})
-    coreset = lines[-1]["coreset"] if lines else {}
-    seconds = sum(line["seconds"] for line in lines)
-    return {
-        "schema": SCHEMA,
-        **{key: values[key] for key in ("method", "data", "partition", "clients")},
-        "rounds": len(lines),
-        "seeds": values["seeds"],
-        **({"evaluated_clients": last["evaluated_clients"]} if "evaluated_clients" in last else {}),
-        "config": dict(values),
-        "metrics": {name: over_seeds(each) for name, each in evaluated.items()},
-        **_validation(last),
-        **before_and_after.section(last, over_seeds),
-        "classes": {
-            model: {label: over_seeds(each) for label, each in row.items() if None not in each}
-            for model, row in last.get("classes", {}).items()
-        },
-        "overconfidence": {model: over_seeds(each) for model, each in bold.items()},
-        "coreset": {
-            "fraction": values.get("fraction", 1.0),  # a method without one trains on all data
-            **{name: statistics.fmean(each) for name, each in coreset.items() if None not in each},
-        },
-        "cost": {
-            "seconds": seconds,
-            "seconds_per_round": seconds / max(1, len(lines)),
-            "evaluate_seconds": sum(line.get("evaluate_seconds", 0.0) for line in lines),
-            "examples_processed": sum(sum(line["examples"]) for line in lines),
-            **cost.of_lines(values, lines),
-            "bytes_up": sum(sum(line["bytes_up"]) for line in lines),
-            "bytes_down": sum(sum(line["bytes_down"]) for line in lines),
-            "peak_memory_mb": max((line["peak_memory_mb"] for line in lines), default=0.0),
-        },
-        "environment": dict(environment),
-    }
-
-
-def _validation(line: Line) -> dict[str, Any]:
-    """Metrics of the validation points, where the run has some."""
-    found = line.get("validation", {})
-    return {"validation": {k: over_seeds(v) for k, v in found.items()}} if found else {}
-
-
-def over_seeds(each: Sequence[float]) -> dict[str, Any]:
-    """Mean and standard deviation (divisor: seeds - 1; 0 for a single seed)."""
-    std = 0.0
-    if len(each) > 1:  # of Python 3.11, stdev of NaN raises
-        std = statistics.stdev(each) if all(map(math.isfinite, each)) else math.nan
-    return {"mean": statistics.fmean(each), "std": std, "per_seed": list(each)}
-
-
-def environment(device: str) -> dict[str, Any]:
-    """What results may depend on beside the settings."""
-    import numpy  # torch takes a second
-    import torch
-
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
-    return {
-        "corefed": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "platform": platform.platform(),
-        "device": name,
-        "threads": torch.get_num_threads(),
-    }

@@ -27,9 +27,11 @@ from corefed.training import (
     record,
     sampling,
     saving,
+    summaries,
 )
-from corefed.training.evaluate import Evaluation, evaluate, means_of
+from corefed.training.evaluate import Evaluation, evaluate
 from corefed.training.loop import Answer, Line, run_rounds, size_of
+from corefed.training.scoring import means_of
 from corefed.training.setup import Setup, Trees, prepare
 
 
@@ -132,8 +134,8 @@ def summarise(
     `data` are those of all clients; `about` is added to what the results may depend on.
     """
     notes = [*data.notes, *(saves.pace.notes if saves is not None else ())]
-    environment = {**record.environment(setup.experiment.run.device), **about, "notes": notes}
-    summary = record.summarise(to_dict(setup.experiment), lines, environment)
+    environment = {**summaries.environment(setup.experiment.run.device), **about, "notes": notes}
+    summary = summaries.summarise(to_dict(setup.experiment), lines, environment)
     if saves is not None:
         summary["checkpoints"] = saves.pace.summary()
     points = int(data.train.size.sum())

@@ -22,7 +22,7 @@ from corefed.models.own import Factory
 from corefed.settings import space as spaces
 from corefed.settings.config import to_dict
 from corefed.settings.run import Experiment
-from corefed.training import checkpoint, halving, record
+from corefed.training import checkpoint, halving, summaries
 from corefed.training.candidates import Candidate, Plan, Standing, in_order, standing
 from corefed.training.groups import Group, split
 from corefed.training.halving import GIVEN, Choice, Difference, Score
@@ -194,7 +194,7 @@ class Search:
             "candidates": [each.to_json() for each in in_order(self.candidates)],
             "cost": {"seconds": self._seconds(), "passes": spent},
             "config": self.values,
-            "environment": record.environment(run.device),
+            "environment": summaries.environment(run.device),
         }
         if choice is not None:
             ends = [each for each in self.candidates if each.outcome == "finished"]

@@ -146,7 +146,6 @@ def prepare(
     ]
     chunk = stacked_clients(run, model, method, servers[0], data.train)
     work = Work(run.local_steps, run.batch_size)
-    at = variants.methods(run, [experiment.settings], model, device)
     said = [*model.notes, *others.note(method, clients), *([remark] if remark else [])]
 
     def choose(start: Start, total: int) -> Store:
@@ -156,7 +155,8 @@ def prepare(
 
     trained = local.LocalClients(
         method, data.train, run.seeds, servers, work, chunk,
-        method_at=lambda t, runs: at(t, (0,)), choose=choose, first=here.start,
+        method_at=variants.methods(run, [experiment.settings], model, device),
+        choose=choose, first=here.start,
         compiled=compiled_steps(run, [experiment.settings], model),
     )  # fmt: skip
     for note in said:
@@ -171,13 +171,8 @@ def compiled_steps(
     """Steps of runs with these settings as compiled programs; None: one by one."""
     if run.compile not in ("on", "graph"):
         return None
-    at = variants.step_settings(run, many, model)
-    if len(many) == 1:
-        settings = at
-        at = lambda t, runs: settings(t, [0] * len(runs))  # noqa: E731
-    work = Work(run.local_steps, run.batch_size)
-    steps = Steps(torch.device(run.device), work, fuse=run.compile == "on")
-    return local.Compiled(steps, at)
+    steps = Steps(Work(run.local_steps, run.batch_size), fuse=run.compile == "on")
+    return local.Compiled(steps, variants.step_settings(run, many, model))
 
 
 def stacked_clients(

@@ -1,6 +1,6 @@
 """Test the models of some clients, one total per client, and metrics from the totals of all.
 
-A worker tests its own clients. It sends sums over each client's points (`evaluate.totals`), not
+A worker tests its own clients. It sends sums over each client's points (`scoring.totals`), not
 predictions. Metrics are of the sums over all clients, added in the order of clients, so that they
 do not depend on the number of workers beyond the predictions themselves.
 """
@@ -16,16 +16,14 @@ from torch import Tensor
 from corefed.base.types import ClientData, Method, Tree, places
 from corefed.data.clients import FederatedData
 from corefed.training import others
-from corefed.training.evaluate import (
-    BINS,
-    Evaluation,
+from corefed.training.evaluate import Evaluation, score
+from corefed.training.predicting import chunks
+from corefed.training.scoring import (
     accuracy_by_class,
-    bins,
     named_metrics,
     overconfidence,
-    score,
+    totals_by_client,
 )
-from corefed.training.predicting import chunks
 from corefed.training.setup import Setup
 
 OTHERS = "others"
@@ -112,27 +110,6 @@ def _elsewhere(
     return sums
 
 
-def totals_by_client(each: Tree, y: Tensor, real: Tensor, classes: int) -> Tree:
-    """`evaluate.totals` of every client at once: scores are [C, n], totals [C] or [C, ...]."""
-    zero = torch.zeros((), dtype=torch.float64)
-    kept = {name: torch.where(real, value, zero) for name, value in each.items()}
-    count = real.double()
-    if not classes:
-        return {"points": count.sum(1), **{name: value.sum(1) for name, value in kept.items()}}
-    gap, (C, _) = kept["correct"] - kept["confidence"], real.shape
-
-    def spread(width: int, index: Tensor, values: Tensor) -> Tensor:
-        return torch.zeros(C, width, dtype=torch.float64).scatter_add_(1, index, values)
-
-    return {
-        "points": count.sum(1),
-        **{name: kept[name].sum(1) for name in ("correct", "nll", "brier")},
-        "gap": spread(BINS, bins(kept["confidence"]), gap),
-        "class_points": spread(classes, y, count),
-        "class_correct": spread(classes, y, kept["correct"]),
-    }
-
-
 def summarise(
     scores: Scores, real: Tensor, runs: int, classes: int, who: Sequence[int] | None = None
 ) -> Evaluation:
@@ -168,7 +145,7 @@ def summarise(
 
 
 def _first_metrics(sums: Tree) -> list[float | None]:
-    """`evaluate.first_metric` of every client, without a loop over their tensors."""
+    """`scoring.first_metric` of every client, without a loop over their tensors."""
     points = sums["points"]
     error = sums.get("squared_error")
     each = sums["correct"] / points if error is None else (error / points).sqrt()

@@ -17,6 +17,7 @@ import math
 import os
 import tempfile
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -147,7 +148,7 @@ class OnDevice:
         self.touched[list(rows)] = True
 
 
-class _Records:
+class _Records(ABC):
     """Records of the clients that took part, wherever they are; the others start anew."""
 
     def __init__(self, start: Start, clients: int, device: torch.device) -> None:
@@ -177,11 +178,13 @@ class _Records:
         self._write(list(rows), self.layout.pack(tree, len(rows)))
         self.touched[list(rows)] = True
 
+    @abstractmethod
     def _read(self, rows: list[int]) -> Tensor:
-        raise NotImplementedError
+        """[len(rows), size] the records of these rows."""
 
+    @abstractmethod
     def _write(self, rows: list[int], records: Tensor) -> None:
-        raise NotImplementedError
+        """Keep these records."""
 
 
 class InHost(_Records):

@@ -132,11 +132,13 @@ class Together:
     def park(self) -> None:
         """Let go of the copies of the data, and of the device's memory, until `wake`."""
         self.clients.data = self.setup.data.train
+        self.clients.compiled = None  # its programs hold data and state
         self._move(torch.device("cpu"))
 
     def wake(self) -> None:
         self.clients.data = _repeat(self.setup.data.train, len(self.settings))
         self._move(torch.device(self.setup.experiment.run.device))
+        self.clients.compiled = self._compiled()
 
     def _move(self, device: torch.device) -> None:
         self.servers = [_on(device, server) for server in self.servers]
@@ -150,16 +152,11 @@ class Together:
         )  # fmt: skip
 
     def _compiled(self) -> local.Compiled | None:
-        run, seeds = self.setup.experiment.run, len(self.seeds)
-        found = compiled_steps(run, self.settings, self.setup.model)
-        if found is None or len(self.settings) == 1:
-            return found
-        return found._replace(at=lambda t, runs: found.at(t, [r // seeds for r in runs]))
+        return compiled_steps(self.setup.experiment.run, self.settings, self.setup.model)
 
     def _method_at(self) -> variants.MethodAt:
-        run, seeds = self.setup.experiment.run, len(self.seeds)
-        at = variants.methods(run, self.settings, self.setup.model, torch.device(run.device))
-        return lambda t, runs: at(t, [r // seeds for r in runs])
+        run = self.setup.experiment.run
+        return variants.methods(run, self.settings, self.setup.model, torch.device(run.device))
 
 
 def _repeat(data: ClientData, times: int) -> ClientData:

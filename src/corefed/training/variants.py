@@ -82,6 +82,10 @@ def stacked(many: Sequence[DataclassInstance], runs: Sequence[int], device: torc
     return from_flat(type(first), values)
 
 
+def _settings_of(run: Run, runs: Sequence[int]) -> list[int]:
+    return [number // len(run.seeds) for number in runs]
+
+
 SettingsAt = Callable[[int, Sequence[int]], Settings]
 """(round, the run that each of C clients belongs to) -> the settings of a compiled step."""
 
@@ -91,20 +95,21 @@ def step_settings(
 ) -> SettingsAt:
     """The settings of any round, those that may differ or change as numbers per client.
 
-    Not `scheduled`: the same in every round.
+    Not `scheduled`: the same in every round. Whose they are, `methods` says.
     """
     kind = type(many[0])
     names = [each.name for each in list_settings(kind) if each.per_run]
 
     def at(t: int, runs: Sequence[int]) -> Settings:
-        present = sorted(set(runs))
+        which = _settings_of(run, runs)
+        present = sorted(set(which))
         now = {k: at_round(many[k], run, t) if scheduled else many[k] for k in present}
         flat = {number: to_flat(settings) for number, settings in now.items()}
         first = flat[present[0]]
         values: dict[str, float | list[float]] = {}
         for name in names:
             alike = len({flat[number][name] for number in present}) == 1
-            values[name] = first[name] if alike else [flat[number][name] for number in runs]
+            values[name] = first[name] if alike else [flat[number][name] for number in which]
         others = {name: value for name, value in first.items() if name not in names}
 
         def build(tensors: Mapping[str, Tensor]) -> Method:
@@ -118,18 +123,22 @@ def step_settings(
 def methods(
     run: Run, many: Sequence[DataclassInstance], model: Model, device: torch.device
 ) -> MethodAt:
-    """The method of any round, for clients of runs with these settings."""
+    """The method of any round, for clients of runs with these settings.
+
+    The first settings are those of the first G runs, one per seed, and so on.
+    """
     built: dict[tuple[int, tuple[int, ...]], Method] = {}
     alike = all(each == many[0] for each in many)
     constant = run.schedule == "constant" and run.warmup == 0 and not hasattr(many[0], "at")
 
     def at(t: int, runs: Sequence[int]) -> Method:
-        key = (0 if constant else t, (0,) if alike else tuple(runs))
+        which = _settings_of(run, runs)
+        key = (0 if constant else t, (0,) if alike else tuple(which))
         if key not in built:
             if not constant and len(built) > len(many):
                 built.clear()  # of rounds before
             now = [at_round(each, run, t) for each in (many[:1] if alike else many)]
-            config = now[0] if alike else stacked(now, runs, device)
+            config = now[0] if alike else stacked(now, which, device)
             built[key] = registry.build(run.method, config, model)
         return built[key]
 

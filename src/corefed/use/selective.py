@@ -48,7 +48,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from corefed.training import evaluate
+from corefed.training import scoring
 
 TESTS = 16
 """Thresholds that are tested; 8 and 32 kept no more in the simulations above."""
@@ -179,11 +179,11 @@ class Reliability(NamedTuple):
 
 
 def reliability(
-    probabilities: Tensor | npt.NDArray[np.floating], y: Tensor, bins: int = evaluate.BINS
+    probabilities: Tensor | npt.NDArray[np.floating], y: Tensor, bins: int = scoring.BINS
 ) -> Reliability:
     """For probabilities [n, classes] and labels [n]; the default bins give evaluate's ECE."""
     p, truth = torch.as_tensor(probabilities), torch.as_tensor(y)
-    each = evaluate.score_classes(p, truth)
+    each = scoring.score_classes(p, truth)
     confidence, correct = each["confidence"].numpy(), each["correct"].numpy()
     index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     count = np.bincount(index, minlength=bins)

@@ -30,10 +30,10 @@ from corefed.data.dataset import Dataset
 from corefed.data.partition import Split
 from corefed.settings.config import resolve
 from corefed.training import client_side
-from corefed.training.evaluate import score_classes
 from corefed.training.loop import Line, peak_memory_mb, run_rounds
 from corefed.training.predicting import posterior_noise
 from corefed.training.rounds import Simulation
+from corefed.training.scoring import score_classes
 from corefed.training.setup import Setup, prepare
 from corefed_studies import pages
 from corefed_studies.bench import study

@@ -14,6 +14,7 @@ import torch
 
 from corefed.base import files
 from corefed.base.errors import UserError
+from corefed_studies import result_file
 
 SCHEMA = 1
 DIGITS = 4
@@ -33,30 +34,15 @@ def about(name: str, scale: str, device: torch.device) -> dict[str, Any]:
 
 def write(path: Path, study: Mapping[str, Any]) -> dict[str, Any]:
     """The study as a file has it, with a few digits of each number."""
-    found: dict[str, Any] = _rounded(study)
+    found: dict[str, Any] = result_file.rounded(study, DIGITS)
     files.write_folder(path.parent, [(path.name, (json.dumps(found, indent=1) + "\n").encode())])
     return found
 
 
 def read(path: Path, name: str, fields: Sequence[str]) -> dict[str, Any]:
     """The study of a file, refused unless it is one of this benchmark and whole."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise UserError(f"{path} is no result file: {error}.") from error
-    if not isinstance(found, dict) or (found.get("schema"), found.get("name")) != (SCHEMA, name):
-        raise UserError(f"{path} is no result file of bench {name}; give one that it wrote.")
+    found = result_file.read(path, name, SCHEMA)
     missing = [field for field in ("scale", "machine", *fields) if field not in found]
     if missing:
         raise UserError(f"{path} is not whole: it lacks {', '.join(missing)}; measure again.")
     return found
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

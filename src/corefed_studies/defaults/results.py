@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from corefed.base import files
 from corefed.base.errors import UserError
+from corefed_studies import result_file
 from corefed_studies.defaults import choosing, judging, tuning
 from corefed_studies.defaults.choosing import Choice, Score
 from corefed_studies.defaults.judging import Cell
@@ -70,14 +71,7 @@ def write(path: Path, study: Study) -> None:
 
 
 def read(path: Path) -> Study:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise UserError(f"{path} is no result file: {error}.") from error
-    if not isinstance(found, dict) or (found.get("schema"), found.get("name")) != (SCHEMA, NAME):
-        raise UserError(f"{path} is no result file of the study of defaults.")
+    found = result_file.read(path, NAME, SCHEMA)
     try:
         return Study(*(found[field] for field in Study._fields))
     except KeyError as error:

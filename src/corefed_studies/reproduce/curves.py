@@ -21,7 +21,7 @@ from corefed.base.tables import markdown_table
 from corefed.coreset import solvers
 from corefed.coreset.problem import Problem, Solution
 from corefed.coreset.sparse_vi import Resample
-from corefed.training.record import over_seeds
+from corefed.training.summaries import over_seeds
 
 Measurement = dict[str, Any]
 

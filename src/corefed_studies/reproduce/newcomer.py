@@ -28,7 +28,7 @@ from corefed.base.types import ClientData
 from corefed.data.clients import FederatedData
 from corefed.methods import registry
 from corefed.settings.config import resolve, to_dict
-from corefed.training import evaluate, fitted, newcomers, record, rounds
+from corefed.training import fitted, newcomers, record, rounds, scoring, summaries
 from corefed.training.fitted import Fitted
 from corefed.training.setup import concrete, load, network
 from corefed_studies import pages
@@ -200,11 +200,11 @@ def logistic(newcomer: FederatedData) -> dict[str, float]:
 
 
 def scored(p: torch.Tensor, newcomer: FederatedData) -> dict[str, float]:
-    each = evaluate.score_classes(p, newcomer.test.y)
-    sums = evaluate.totals(
+    each = scoring.score_classes(p, newcomer.test.y)
+    sums = scoring.totals(
         {name: value[0] for name, value in each.items()}, newcomer.test.y[0], newcomer.classes
     )
-    return _under("", evaluate.metrics_of(sums))
+    return _under("", scoring.metrics_of(sums))
 
 
 # --- showing --------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def gathered(measured: Sequence[Measured]) -> Results:
         groups.setdefault((line["row"], line["data"], line["points"]), []).append(line)
     for (row, data, points), each in sorted(groups.items(), key=lambda item: item[0][1:]):
         names = ("accuracy", "nll", "ece")
-        metrics = {name: record.over_seeds([line[name] for line in each]) for name in names}
+        metrics = {name: summaries.over_seeds([line[name] for line in each]) for name in names}
         about = {"data": data, "points": points, "newcomers": len(each)}
         found[row, f"{data} {points}"] = {**about, "metrics": metrics}
     return found

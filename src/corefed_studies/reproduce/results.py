@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from corefed.base.errors import UserError
-from corefed.training.record import Line, over_seeds
+from corefed.training.record import Line
+from corefed.training.summaries import over_seeds
 from corefed_studies.reproduce.cells import CellOutcome, Found
+from corefed_studies.result_file import rounded
 
 SCHEMA = 1
 SHOWN = ("personal_accuracy", "global_accuracy", "personal_rmse", "global_rmse")
@@ -46,7 +48,7 @@ def keep(found: Found, *, classes: bool = False) -> Results:
 def write(path: Path, name: str, scale: str, results: Results) -> None:
     head = json.dumps({"schema": SCHEMA, "name": name, "scale": scale, "cells": []})
     cells = [
-        json.dumps({"row": row, "column": column, **_rounded(result)}, ensure_ascii=False)
+        json.dumps({"row": row, "column": column, **rounded(result, DIGITS)}, ensure_ascii=False)
         for (row, column), result in results.items()
     ]
     text = head.removesuffix("]}") + "\n" + ",\n".join(cells) + "\n]}\n"
@@ -155,13 +157,3 @@ def failures(results: Results) -> str:
 
 def _mean(each: Sequence[float]) -> float:
     return math.fsum(each) / len(each)
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    if isinstance(value, float) and math.isfinite(value):
-        return float(f"{value:.{DIGITS}g}")
-    return value

@@ -12,6 +12,7 @@ from corefed.base.panels import panels
 from corefed.base.tables import markdown_table
 from corefed.coreset.solvers import SOLVERS
 from corefed.training import record
+from corefed.training.summaries import over_seeds
 from corefed_studies.reproduce.cells import MATCHING, Flags, StudyCell, place_of, summaries
 
 # --- shards-medium and shards-large: full data, coresets and random subsets -----------------------
@@ -76,7 +77,7 @@ def _curves(cells: list[StudyCell], folder: Path, path: Path) -> None:
         for cell in (c for c in cells if c.column == column):
             _, lines = record.read(place_of(cell, folder))
             evaluated = [line for line in lines if "metrics" in line]
-            spread = [record.over_seeds(e["metrics"]["personal_accuracy"]) for e in evaluated]
+            spread = [over_seeds(e["metrics"]["personal_accuracy"]) for e in evaluated]
             mean = [100 * each["mean"] for each in spread]
             std = [100 * each["std"] for each in spread]
             color, line = styles[cell.row.split()[0]]

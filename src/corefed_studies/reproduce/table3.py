@@ -16,7 +16,7 @@ from typing import Any, Unpack
 from rich.console import Console
 
 from corefed.base.panels import panels
-from corefed.training.record import over_seeds
+from corefed.training.summaries import over_seeds
 from corefed_studies.pages import Table
 from corefed_studies.reproduce import results, table1, tables
 from corefed_studies.reproduce.cells import MATCHING, Flags, StudyCell

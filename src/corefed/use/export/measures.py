@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corefed.training import evaluate, fitted
+from corefed.training import fitted, scoring
 from corefed.training.fitted import Fitted
 from corefed.use import selective
 
@@ -35,14 +35,14 @@ def measure(model: Fitted, kind: str, g: int, client: str | None) -> dict[str, A
     if not n:
         return found
     if model.preparations[g].labels:
-        each = evaluate.score_classes(mean, y)
+        each = scoring.score_classes(mean, y)
         right = int(each["correct"].sum())
         found["accuracy"] = {"value": right / n, "interval": _wilson(right, n)}
         found["nll"] = _mean(each["nll"])
         found["brier"] = _mean(each["brier"])
         found["ece"] = {"value": selective.reliability(mean, y).ece}
         return found
-    each = evaluate.score_targets(torch.cat([mean, total], -1), y)
+    each = scoring.score_targets(torch.cat([mean, total], -1), y)
     squares = _mean(each["squared_error"])
     low, high = squares["interval"]
     found["rmse"] = {

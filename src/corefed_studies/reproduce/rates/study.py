@@ -23,7 +23,7 @@ from rich.console import Console
 from corefed.base import files
 from corefed.base.progress import track
 from corefed.data import hoelder
-from corefed.training import record
+from corefed.training import summaries
 from corefed_studies.reproduce import cells
 from corefed_studies.reproduce.cells import MATCHING, Flags, StudyCell
 from corefed_studies.reproduce.rates import picture, posterior_errors, slopes, yardstick
@@ -88,7 +88,7 @@ def _study(scale: RateScale, folder: Path, console: Console, jobs: int) -> Resul
             continue
         each = _errors(cells.place_of(cell, folder))
         about = {key: outcome.summary[key] for key in ("cost", "environment")}
-        metrics = {key: record.over_seeds(values) for key, values in each.items()}
+        metrics = {key: summaries.over_seeds(values) for key, values in each.items()}
         found[cell.row, cell.column] = {**_about(cell), **about, "metrics": metrics}
     for beta, dimension in scale.problems:
         kept = folder / f"yardstick-{beta:g}-{dimension}.json"
@@ -96,7 +96,7 @@ def _study(scale: RateScale, folder: Path, console: Console, jobs: int) -> Resul
         for n, errors in yardstick.errors(settings, scale.seeds, kept, console).items():
             column = column_of(beta, dimension, n, n)
             about = {"beta": beta, "dimension": dimension, "n": n, "k": n}
-            found[PROCESS, column] = {**about, "metrics": {"mean": record.over_seeds(errors)}}
+            found[PROCESS, column] = {**about, "metrics": {"mean": summaries.over_seeds(errors)}}
     return found
 
 

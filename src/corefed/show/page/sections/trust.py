@@ -26,8 +26,8 @@ from corefed.show.page.content import (
 )
 from corefed.show.page.gather import RunFolder, capitalize
 from corefed.training import calibration
-from corefed.training.evaluate import BINS
 from corefed.training.record import MODELS
+from corefed.training.scoring import BINS
 from corefed.use import selective
 
 TARGETS = (0.01, 0.02, 0.05)
