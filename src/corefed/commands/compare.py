@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,10 @@ from corefed.commands.options import Json
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="DIR...")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of runs, or folders that hold some.", metavar="DIR..."),
+    ],
     json: Json = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the learning curves into this file (.png, .svg).")
@@ -27,7 +31,10 @@ def compare(
     """
     from corefed.show import report, verdict  # rich takes a while
 
-    results = report.load(folders)
+    runs, others = report.find_runs(folders)
+    if runs and others:
+        print(f"note: no runs: {', '.join(map(str, others))}", file=sys.stderr)
+    results = report.load(runs or folders)
     if plot is not None:
         report.plot(results, plot)
     if json:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from corefed.base.errors import UserError
+from corefed.commands import completing
 from corefed.commands.options import Json
 from corefed.methods.registry import METHODS, config_class, module
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show this method's settings.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(autocompletion=completing.method_names, help="Show this method's settings."),
+    ] = None,
     every: Annotated[
         bool,
         typer.Option(
