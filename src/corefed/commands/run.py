@@ -130,7 +130,7 @@ def run(
     followers = tracking.names(track or [])
     if resume is not None:
         record.Folder(resume).refuse_missing()
-        config = config or resume / record.EXPERIMENT
+        config = config or record.settings_file(resume)
     experiment = resolve(config, given, assignments or [])
     folder = resume or out or record.default_folder(experiment.run.data, experiment.run.method)
     if place is None and workers > 1:

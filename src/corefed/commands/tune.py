@@ -107,7 +107,7 @@ def tune(
     from corefed.settings.config import resolve  # torch takes a second
     from corefed.training import candidates as planning
     from corefed.training import record
-    from corefed.training.search_folder import SETTINGS, SearchFolder
+    from corefed.training.search_folder import SearchFolder
 
     given = run_flags(
         method=method,
@@ -143,8 +143,9 @@ def tune(
                 "--out, --space and --candidates."
             )
         folder = resume
-        there = SearchFolder(folder).read()
-        experiment = resolve(config or folder / SETTINGS, given, assignments or [])
+        searched = SearchFolder(folder)
+        there = searched.read()
+        experiment = resolve(config or searched.settings_file(), given, assignments or [])
         plan = planning.resumed(experiment, there["config"])
     found = _search(plan, folder, resume=resume is not None, silent=quiet or json)
     if found is None:

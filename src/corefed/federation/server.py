@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,8 +82,10 @@ def federate(path: Path, names: Sequence[str], rules: Rules, link: Link) -> dict
     try:
         return _federate(record.Folder(path), names, rules, link, log)
     except UserError as error:
-        done, _ = record.read_lines(path / record.ROUNDS)
-        log("stopped", len(done), reason=str(error))
+        done = 0
+        with suppress(UserError):  # where its lines are damaged, which is the error then
+            done = len(record.read_lines(path / record.ROUNDS)[0])
+        log("stopped", done, reason=str(error))
         raise
 
 
@@ -90,7 +93,7 @@ def _federate(
     folder: record.Folder, names: Sequence[str], rules: Rules, link: Link, log: Log
 ) -> dict[str, Any]:
     path = folder.path
-    wanted = config.resolve(path / record.EXPERIMENT)
+    wanted = config.resolve(record.settings_file(path))
     _check_experiment(wanted, names)
     present = joining.connect(names, rules, link)
     agreement = joining.agree_on_data(path, names, rules, link, log, wanted)

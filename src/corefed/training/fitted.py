@@ -17,13 +17,13 @@ the test points of these clients. The others predict with the shared model.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from corefed.base import digests, tensor_file
 from corefed.base.errors import UserError, did_you_mean
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import Method, Tree
@@ -130,7 +130,7 @@ def load(folder: Path, factory: Factory | None = None, *, client: str = "") -> F
     if client in newcomers(folder) and client not in (each["name"] for each in data["clients"][0]):
         return load(folder / PERSONALIZED / client, factory)
     preparations = tuple(Preparation.from_dict(each) for each in data["preparations"])
-    experiment = resolve(folder / record.EXPERIMENT)
+    experiment = resolve(record.settings_file(folder))
     first = preparations[0]
     sizes = len(first.labels), len(first.targets)
     model = network(experiment.run, first.shape, *sizes, factory)
@@ -173,7 +173,7 @@ def _refuse_changed(folder: Path, experiment: Experiment, method: Method, models
 def read_data(folder: Path) -> dict[str, Any]:
     """data.json, checked."""
     try:
-        found: dict[str, Any] = dict(json.loads((folder / DATA).read_text(encoding="utf-8")))
+        found = digests.read_json(folder / DATA)
     except FileNotFoundError as error:
         raise UserError(_absent(folder, DATA)) from error
     except OSError as error:
@@ -191,12 +191,13 @@ def read_tensors(folder: Path, name: str) -> Tree:
     from safetensors.torch import load_file
 
     try:
+        tensor_file.check(folder / name)
         return load_file(folder / name)
     except FileNotFoundError as error:
         raise UserError(_absent(folder, name)) from error
     except OSError as error:
         raise UserError(f"Cannot read {folder / name}: {error.strerror}.") from error
-    except SafetensorError as error:
+    except (SafetensorError, digests.DamagedError) as error:
         raise UserError(f"{folder / name} is truncated or damaged ({error}).") from error
 
 

@@ -6,7 +6,6 @@ The data are one pair (X, y) per client. Settings and training are those of `cor
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from corefed.base import files
+from corefed.base import digests, files
 from corefed.base.errors import UserError
 from corefed.data import memory
 from corefed.data.class_names import are_numbers
@@ -193,9 +192,7 @@ class Federation:
             "dtype": self.classes_.dtype.str,
             "test_fraction": self.test_fraction,
         }
-        target.keep(
-            lambda here: files.replace(here / arguments.FILE, (json.dumps(about) + "\n").encode())
-        )
+        target.keep(lambda here: files.replace(here / arguments.FILE, digests.to_json(about)))
         if hasattr(self, "tuning_"):
             target.keep(lambda here: tuned.keep(here, self.tuning_))
         target.finish(self.summary_)

@@ -68,7 +68,7 @@ def resume(
     name = check_run(name) if name else _last_run(server)
     folder = server.run_folder(name)
     assignments = [f"rounds={rounds}"] if rounds is not None else []
-    experiment = resolve(folder / record.EXPERIMENT, assignments=assignments)
+    experiment = resolve(record.settings_file(folder), assignments=assignments)
     done = len(record.read_lines(folder / record.ROUNDS)[0])
     if experiment.run.rounds < done:
         raise UserError(f"Run {name} has {done} rounds already; --rounds must be that or more.")
