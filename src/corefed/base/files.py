@@ -54,9 +54,9 @@ def write(handle: int, content: Content) -> None:
     """Write all of `content`, then fsync."""
     if isinstance(content, Stream):
         digest = hashlib.sha256()
-        for part in content.parts:
-            digest.update(part)
-            _write_part(handle, part)
+        for piece in content.parts:
+            digest.update(piece)
+            _write_part(handle, piece)
         os.lseek(handle, content.at, os.SEEK_SET)
         _write_part(handle, digest.hexdigest().encode())
     else:

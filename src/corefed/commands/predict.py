@@ -46,8 +46,13 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="CSV to write; to standard output if not given.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="personal or global; personal where there is one.")
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            help="personal or global; personal where there is one. Of a run with a network of your "
+            "own also package.module:factory, which runs that code. May be repeated.",
+        ),
     ] = None,
     seed: Seed = None,
     target_error: Annotated[
@@ -70,16 +75,19 @@ def predict(
 ) -> None:
     """Predict new points of a client: how sure the model is, and which a person should review."""
     from corefed.data import inputs
+    from corefed.models import own
     from corefed.training import fitted
     from corefed.use import predictions  # torch takes a second
 
     # A mistake is found before anything is written.
+    code = next((each for each in models or [] if ":" in each), None)
+    model = next((each for each in models or [] if ":" not in each), None)
     if model not in (None, "personal", "global"):
         raise UserError(f"--model is {model!r}; it must be personal or global.")
     if out is not None:
         _refuse_place(out, points)
     settings = predictions.PredictionSettings(by, target_error, confidence, tolerance, level)
-    run = fitted.load(folder, client=client)
+    run = fitted.load(folder, own.named(code), client=client)
     g, _ = run.place(client, seed)
     kind = predictions.kind_of(run, model or "")
     preparation = run.preparations[g]

@@ -38,6 +38,7 @@ from corefed.commands.options import (
     Seeds,
     SettingOptions,
     Target,
+    named_code,
     run_flags,
 )
 
@@ -138,10 +139,12 @@ def run(
         named = [] if out or resume else [f"--out={folder}"]
         raise typer.Exit(launcher.launch(workers, here, *named))
     resuming, silent = resume is not None, quiet or json
+    named = named_code(experiment.run.model, given, assignments or [])
     if place is not None:
-        trained = _work(place, worker_timeout, experiment, folder, followers, resuming, silent)
+        timeout = worker_timeout
+        trained = _work(place, timeout, experiment, folder, followers, resuming, silent, named)
     else:
-        trained = _train(experiment, folder, followers, resume=resuming, silent=silent)
+        trained = _train(experiment, folder, followers, resume=resuming, silent=silent, named=named)
     if trained is None:
         raise typer.Exit(INTERRUPTED)
     if place is not None and place.rank > 0:
@@ -200,6 +203,7 @@ def _work(
     followers: list[str],
     resume: bool,
     silent: bool,
+    named: str | None,
 ) -> Result | None:
     """Train as one of several workers. Only the first prints, writes and hears Ctrl-C."""
     from corefed.training import distributed, record  # torch takes a second
@@ -212,9 +216,10 @@ def _work(
     resume = resume or (place.restarted and record.begun(folder))
     try:
         with joined(place, experiment.run.device, timeout) as world:
-            run = partial(distributed.train, world)
+            run = partial(distributed.train, world, named=named)
             if first:
-                return _train(experiment, folder, followers, resume=resume, silent=silent, run=run)
+                options = {"resume": resume, "silent": silent, "named": named}
+                return _train(experiment, folder, followers, **options, run=run)
             try:
                 trained = run(experiment, folder, resume=resume)
             except UserError as error:
@@ -241,19 +246,22 @@ def _train(
     *,
     resume: bool,
     silent: bool,
+    named: str | None,
     run: Callable[..., Result] | None = None,
 ) -> Result | None:
     """Train, showing and following every round; None after Ctrl-C, which is explained.
 
-    `run` takes the place of `rounds.train`.
+    `named` is the network if the command line names it. `run` takes the place of `rounds.train`.
     """
+    from corefed.models import own
     from corefed.show import tracking
     from corefed.training import record, rounds  # torch takes a second
     from corefed.training.interrupt import stop_on_interrupt
     from corefed.training.progress import progress
 
     if experiment.run.checkpoint_every:
-        hint = f"go on with: corefed run --resume {shlex.quote(str(folder))}"
+        code = f" --model {named}" if named is not None and own.is_own(named) else ""
+        hint = f"go on with: corefed run --resume {shlex.quote(str(folder))}{code}"
     else:
         hint = "it has no checkpoint (checkpoint_every = 0) to go on from"
     # torchrun passes a terminal's Ctrl-C on, which reaches the worker already.
@@ -271,7 +279,7 @@ def _train(
                 show(line)
                 trackers.round(line)
 
-            trained = (run or rounds.train)(
+            trained = (run or partial(rounds.train, factory=own.named(named)))(
                 experiment,
                 folder,
                 resume=resume,

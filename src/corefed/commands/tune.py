@@ -32,6 +32,7 @@ from corefed.commands.options import (
     Seeds,
     SettingOptions,
     Target,
+    named_code,
     run_flags,
 )
 
@@ -147,7 +148,8 @@ def tune(
         there = searched.read()
         experiment = resolve(config or searched.settings_file(), given, assignments or [])
         plan = planning.resumed(experiment, there["config"])
-    found = _search(plan, folder, resume=resume is not None, silent=quiet or json)
+    named = named_code(experiment.run.model, given, assignments or [])
+    found = _search(plan, folder, named, resume=resume is not None, silent=quiet or json)
     if found is None:
         raise typer.Exit(INTERRUPTED)
     _show(found.report, folder, quiet=quiet, json=json)
@@ -158,20 +160,35 @@ def _names_validation(given: Mapping[str, object], assignments: Sequence[str]) -
     return "validation" in {*given, *keys}
 
 
-def _search(plan: Plan, folder: Path, *, resume: bool, silent: bool) -> Found | None:
-    """Search, showing every round; None after Ctrl-C, which is explained."""
+def _search(
+    plan: Plan, folder: Path, named: str | None, *, resume: bool, silent: bool
+) -> Found | None:
+    """Search, showing every round; None after Ctrl-C, which is explained.
+
+    `named` is the network if the command line names it.
+    """
+    from corefed.models import own
     from corefed.training.interrupt import stop_on_interrupt
     from corefed.training.search import search
     from corefed.training.search_folder import SETTINGS
     from corefed.training.search_progress import search_progress
 
-    hint = f"go on with: corefed tune --resume {shlex.quote(str(folder))}"
+    code = f" --model {named}" if named is not None and own.is_own(named) else ""
+    hint = f"go on with: corefed tune --resume {shlex.quote(str(folder))}{code}"
+    factory = own.named(named)
     try:
         with (
             stop_on_interrupt(folder, SETTINGS) as stop,
             search_progress(silent=silent) as show,
         ):
-            found = search(plan, folder, resume=resume, on_round=show, stop=lambda: bool(stop))
+            found = search(
+                plan,
+                folder,
+                factory=factory,
+                resume=resume,
+                on_round=show,
+                stop=lambda: bool(stop),
+            )
     except KeyboardInterrupt:
         begun = (folder / SETTINGS).exists()
         print(f"stopped inside a round; {hint}" if begun else "nothing written", file=sys.stderr)

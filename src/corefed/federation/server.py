@@ -35,6 +35,7 @@ from corefed.federation.rules import Rules
 from corefed.federation.trust import checks, privacy, robust
 from corefed.federation.trust.spent import privacy_spent
 from corefed.methods import registry
+from corefed.models import own
 from corefed.settings import config
 from corefed.settings.run import Experiment, Run
 from corefed.training import checkpoint, client_side, record, summaries
@@ -156,7 +157,9 @@ def _check_experiment(wanted: Experiment, names: Sequence[str]) -> None:
 
 def _build(experiment: Experiment, agreement: Agreement) -> tuple[Method, Tree]:
     run = experiment.run
-    model = network(run, agreement.shape, len(agreement.classes), agreement.targets)
+    sizes = len(agreement.classes), agreement.targets
+    # The server's folder is its operator's own, so the code that it names is theirs too.
+    model = network(run, agreement.shape, *sizes, own.named(run.model))
     method = registry.build(run.method, experiment.settings, model)
     return method, method.init_server(Streams([Who(run.seeds[0], SERVER)], 0))
 

@@ -32,7 +32,7 @@ from corefed.bayes.uncertainty import Prediction
 from corefed.data.cells import shorten
 from corefed.data.preparation import Preparation
 from corefed.methods import registry
-from corefed.models.own import Factory, is_own
+from corefed.models.own import Factory
 from corefed.settings.config import resolve
 from corefed.settings.run import Experiment
 from corefed.training import calibration, record
@@ -59,6 +59,7 @@ class Fitted(NamedTuple):
     clients: list[list[dict[str, Any]]]  # by seed: name, train, test, classes of each client
     method: Method
     models: Tree  # fitted.safetensors
+    factory: Factory | None = None  # of a user's own network
 
     @property
     def names(self) -> list[str]:
@@ -120,7 +121,7 @@ class Fitted(NamedTuple):
 
 
 def load(folder: Path, factory: Factory | None = None, *, client: str = "") -> Fitted:
-    """The models in a run's folder; a user's own network is imported by name, unless given.
+    """The models in a run's folder. A user's own network needs its factory: see `own.named`.
 
     A `client` that joined after training is read from its own folder.
     """
@@ -136,9 +137,9 @@ def load(folder: Path, factory: Factory | None = None, *, client: str = "") -> F
     model = network(experiment.run, first.shape, *sizes, factory)
     method = registry.build(experiment.run.method, experiment.settings, model)
     models = read_tensors(folder, MODELS)
-    if factory is not None or is_own(experiment.run.model):
+    if factory is not None:
         _refuse_changed(folder, experiment, method, models)
-    return Fitted(folder, experiment, preparations, data["clients"], method, models)
+    return Fitted(folder, experiment, preparations, data["clients"], method, models, factory)
 
 
 def weights(models: Tree, clients: int) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from corefed.base import files, tensor_file
-from corefed.base.digests import Stream
+from corefed.base.digests import DamagedError, Stream
 from corefed.base.errors import UserError
 from corefed.base.types import Tree
 from corefed.training import saving
@@ -94,7 +94,7 @@ def _open(
         try:
             tensor_file.check(path)
             file = stack.enter_context(safe_open(path, framework="pt"))
-        except (tensor_file.DamagedError, SafetensorError) as error:
+        except (DamagedError, SafetensorError) as error:
             raise UserError(
                 f"{path} is damaged ({error}); resume the run to make it again."
             ) from error

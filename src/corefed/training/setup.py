@@ -255,10 +255,15 @@ def network(
     targets: int,
     factory: Factory | None = None,
 ) -> Model:
-    """The network for points of a shape, to classes, or to targets where classes is 0."""
+    """The network for points of a shape, to classes, or to targets where classes is 0.
+
+    A user's own is made by `factory`; without it, code that the run names is refused.
+    """
     noise = run.noise, run.learn_noise
     likelihood: Likelihood = Categorical(classes) if classes else Gaussian(targets, *noise)
-    if factory is not None or own.is_own(run.model):
+    if factory is None and own.is_own(run.model):
+        own.refuse_unnamed(run.model)
+    if factory is not None:
         return own.build(
             run.model,
             shape,

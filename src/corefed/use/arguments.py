@@ -54,7 +54,9 @@ def read_about(path: Path) -> dict[str, Any]:
         raise UserError(f"{file} cannot be read: {error!r}.") from error
 
 
-def parameters(experiment: Experiment, model: Factory | None, fraction: float) -> dict[str, Any]:
+def parameters(
+    experiment: Experiment, model: str | Factory | None, fraction: float
+) -> dict[str, Any]:
     """Arguments that would repeat the run: what differs from the defaults."""
     values = to_dict(experiment)
     named = {key: value for key, value in values.items() if key in ("method", "preset")}

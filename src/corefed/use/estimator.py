@@ -22,7 +22,7 @@ from corefed.data import memory
 from corefed.data.class_names import are_numbers
 from corefed.data.clients import FederatedData
 from corefed.data.memory import Array, Clients
-from corefed.models.own import Factory
+from corefed.models.own import Factory, named
 from corefed.settings.config import resolve, to_dict
 from corefed.settings.run import MEMORY, Experiment, Run
 from corefed.training import checkpoint, fitted, record, rounds, saving
@@ -107,7 +107,7 @@ class Federation:
         experiment = self._experiment(
             arguments.settings_from_data(pool, self.model, self._settings)
         )
-        factory = None if isinstance(self.model, str) else self.model
+        factory = named(self.model) if isinstance(self.model, str) else self.model
 
         def federate(run: Run) -> FederatedData:
             return memory.federate(pool, run, self.test_fraction)
@@ -129,8 +129,9 @@ class Federation:
         described = saving.describe(setup.data)["clients"]
         models = saving.models_of(trained.trees)
         self._fitted = Fitted(
-            Path(MEMORY), setup.experiment, data.preparations, described, setup.method, models
-        )
+            Path(MEMORY), setup.experiment, data.preparations, described, setup.method, models,
+            factory,
+        )  # fmt: skip
         self._trained, self._names = trained, pool.names
         self._found(pool.classes, trained.summary, lines, tuning)
         return self
@@ -199,15 +200,16 @@ class Federation:
         return path
 
     @classmethod
-    def load(cls, folder: str | Path, *, model: Factory | None = None) -> Federation:
+    def load(cls, folder: str | Path, *, model: str | Factory | None = None) -> Federation:
         """A fitted federation from the folder of a run, also one of `corefed run`.
 
         Args:
             folder: The folder.
-            model: The factory of the network, where module:factory does not name it.
+            model: The factory of the network, or its name "package.module:factory", where the run
+                has one of your own. Code that only the folder names is not imported.
         """
         path = Path(folder)
-        ready = fitted.load(path, model)
+        ready = fitted.load(path, named(model) if isinstance(model, str) else model)
         about = arguments.read_about(path)
         labels = ready.preparations[0].labels
         if about:
