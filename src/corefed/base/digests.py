@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from corefed.base.shown import printable
+from corefed.base.shown import say_note
 
 KEY = "sha256"
 ZEROS = b"0" * 64
@@ -189,12 +188,9 @@ def note_unsealed(path: Path | str) -> None:
     global _noted
     if not _noted:
         _noted = True
-        print(
-            f"note: {printable(path)} has no digest, as files of earlier versions; damage to it "
-            "would not be found",
-            file=sys.stderr,
-            flush=True,
-        )  # fmt: skip
+        say_note(
+            f"{path} has no digest, as files of earlier versions; damage to it would not be found"
+        )
 
 
 _noted = False

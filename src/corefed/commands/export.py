@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from corefed.base import files
+from corefed.base.shown import say
 from corefed.commands.options import Json, OwnModel, RunFolder, Seed
 
 EXAMPLES = """Examples:
@@ -43,7 +44,7 @@ def export(
     files.write_folder(out, made.items())
     if json:
         numbers = measures.measure(run, taken.kind, taken.g, client)
-        print(jsonlib.dumps({"folder": str(out), "files": list(made), **numbers}, indent=1))
+        say(jsonlib.dumps({"folder": str(out), "files": list(made), **numbers}, indent=1))
     else:
-        print("\n".join(f"{out / name}  {len(content):,} bytes" for name, content in made.items()))
-        print(f"start with {out / package.CARD}", file=sys.stderr)
+        say("\n".join(f"{out / name}  {len(content):,} bytes" for name, content in made.items()))
+        say(f"start with {out / package.CARD}", file=sys.stderr)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json as jsonlib
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ import typer
 
 from corefed.base import files
 from corefed.base.errors import UserError
+from corefed.base.shown import say, say_note
 from corefed.commands.options import Json, OwnModel, RunFolder, Seed
 
 if TYPE_CHECKING:
@@ -90,14 +90,14 @@ def personalize(
         data, run, g, name, test_fraction, run.experiment.run.memory_mb, validation
     )
     for note in points.notes:
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        say_note(note)
     joined = newcomers.join(run, points, steps=steps, fraction=fraction, seed=seed, device=device)
     newcomer.keep(place, joined)
     if json:
-        print(jsonlib.dumps({"folder": str(place), **joined.summary}, indent=1))
+        say(jsonlib.dumps({"folder": str(place), **joined.summary}, indent=1))
         return
     report.console().print(_table(joined))
-    print(f"written to {place}; corefed predict {out or folder} --client {name!r} uses it")
+    say(f"written to {place}; corefed predict {out or folder} --client {name!r} uses it")
 
 
 def _refuse_name(run: Fitted, name: str) -> None:

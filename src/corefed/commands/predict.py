@@ -18,6 +18,7 @@ import typer
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.progress import bars
+from corefed.base.shown import printable, say, say_note
 from corefed.commands.options import Json, RunFolder, Seed
 
 if TYPE_CHECKING:
@@ -116,13 +117,13 @@ def predict(
     if given.y is not None:
         about["truth"] = predictions.truth(found, given.y, settings, len(preparation.labels))
     for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
+        say_note(note)
     if json:
-        print(jsonlib.dumps({**about, "notes": list(found.notes)}, indent=1))
+        say(jsonlib.dumps({**about, "notes": list(found.notes)}, indent=1))
         return
     if out is None:
         _print(text)
-    print("\n".join(_sentences(about)), file=sys.stderr if out is None else sys.stdout)
+    say("\n".join(_sentences(about)), file=sys.stderr if out is None else sys.stdout)
 
 
 def _refuse_place(out: Path, points: Path) -> None:
@@ -209,7 +210,7 @@ def _target_columns(
 
 def _print(text: str) -> None:
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough; nor may Python complain as it closes stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

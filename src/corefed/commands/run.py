@@ -17,6 +17,7 @@ import typer
 
 from corefed.base.errors import INTERRUPTED, LOST, UserError
 from corefed.base.place import Place, find_place
+from corefed.base.shown import say
 from corefed.commands import workers as launcher
 from corefed.commands.options import (
     Channels,
@@ -139,25 +140,25 @@ def run(
         named = [] if out or resume else [f"--out={folder}"]
         raise typer.Exit(launcher.launch(workers, here, *named))
     resuming, silent = resume is not None, quiet or json
-    named = named_code(experiment.run.model, given, assignments or [])
+    code = named_code(experiment.run.model, given, assignments or [])
     if place is not None:
         timeout = worker_timeout
-        trained = _work(place, timeout, experiment, folder, followers, resuming, silent, named)
+        trained = _work(place, timeout, experiment, folder, followers, resuming, silent, code)
     else:
-        trained = _train(experiment, folder, followers, resume=resuming, silent=silent, named=named)
+        trained = _train(experiment, folder, followers, resume=resuming, silent=silent, named=code)
     if trained is None:
         raise typer.Exit(INTERRUPTED)
     if place is not None and place.rank > 0:
         return
     if json:
-        print(jsonlib.dumps(trained.summary, indent=1))
+        say(jsonlib.dumps(trained.summary, indent=1))
     elif quiet:
-        print(folder)
+        say(folder)
     else:
         report.console().print(report.metrics_table(trained.summary))
         if said := _said_of_checkpoints(trained.summary):
-            print(said)
-        print(f"written to {folder}")
+            say(said)
+        say(f"written to {folder}")
 
 
 def _said_of_checkpoints(summary: dict[str, Any]) -> str:
@@ -218,8 +219,15 @@ def _work(
         with joined(place, experiment.run.device, timeout) as world:
             run = partial(distributed.train, world, named=named)
             if first:
-                options = {"resume": resume, "silent": silent, "named": named}
-                return _train(experiment, folder, followers, **options, run=run)
+                return _train(
+                    experiment,
+                    folder,
+                    followers,
+                    resume=resume,
+                    silent=silent,
+                    named=named,
+                    run=run,
+                )
             try:
                 trained = run(experiment, folder, resume=resume)
             except UserError as error:
@@ -231,7 +239,7 @@ def _work(
         raise typer.Exit(2) from None  # the first one says why
     except WorkerLostError:
         if first and launcher.PARENT not in os.environ:
-            print(
+            say(
                 "error: another worker has ended; started again or resumed, the run goes on from "
                 "its last checkpoint.",
                 file=sys.stderr,
@@ -273,7 +281,7 @@ def _train(
             progress(experiment.run.rounds, silent=silent) as show,
         ):
             for name in tracking.forgotten(followers, folder) if resume else []:
-                print(f"note: {name} followed this run; --track {name} goes on", file=sys.stderr)
+                say(f"note: {name} followed this run; --track {name} goes on", file=sys.stderr)
 
             def on_round(line: dict[str, Any]) -> None:
                 show(line)
@@ -290,9 +298,9 @@ def _train(
             trackers.finish(trained.summary, "finished" if trained.finished else "stopped")
     except KeyboardInterrupt:
         begun = record.begun(folder)
-        print(f"stopped inside a round; {hint}" if begun else "nothing written", file=sys.stderr)
+        say(f"stopped inside a round; {hint}" if begun else "nothing written", file=sys.stderr)
         return None
     if not trained.finished:
-        print(f"stopped after round {trained.summary['rounds']}; {hint}", file=sys.stderr)
+        say(f"stopped after round {trained.summary['rounds']}; {hint}", file=sys.stderr)
         return None
     return trained

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from corefed.base.errors import INTERRUPTED, UserError
+from corefed.base.shown import say
 from corefed.commands.options import (
     Channels,
     ClientColumn,
@@ -191,11 +192,11 @@ def _search(
             )
     except KeyboardInterrupt:
         begun = (folder / SETTINGS).exists()
-        print(f"stopped inside a round; {hint}" if begun else "nothing written", file=sys.stderr)
+        say(f"stopped inside a round; {hint}" if begun else "nothing written", file=sys.stderr)
         return None
     if not found.finished:
         most = max(each["round"] for each in found.report["candidates"])
-        print(f"stopped after round {most}; {hint}", file=sys.stderr)
+        say(f"stopped after round {most}; {hint}", file=sys.stderr)
         return None
     return found
 
@@ -205,11 +206,11 @@ def _show(found: dict[str, Any], folder: Path, *, quiet: bool, json: bool) -> No
 
     tuning.picture(found, folder / tuning.PICTURE)
     if json:
-        print(jsonlib.dumps(found, indent=1))
+        say(jsonlib.dumps(found, indent=1))
     elif quiet:
-        print(folder)
+        say(folder)
     else:
         report.console().print(tuning.table(found))
         for sentence in tuning.sentences(found, folder):
-            print(sentence)
-        print(f"written to {folder}")
+            say(sentence)
+        say(f"written to {folder}")

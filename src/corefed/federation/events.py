@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from corefed.base import digests
+from corefed.base.shown import say
 
 Event = Literal[
     "started", "resumed", "joined", "missing", "refused", "late", "no-quorum", "robust", "stopped",
@@ -41,7 +42,7 @@ class Log:
         }
         with self.path.open("a", encoding="utf-8") as file:
             file.write(digests.to_line(line).decode())
-        print(sentence(line), file=sys.stderr, flush=True)
+        say(sentence(line), file=sys.stderr)
 
 
 def one_line(text: str) -> str:

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from corefed.base import digests
 from corefed.base.errors import UserError
+from corefed.base.shown import printable
 from corefed.settings import toml
 from corefed.show import report
 from corefed.training import record, summaries
@@ -144,7 +145,7 @@ def follow(
 
 def picture(look: Snapshot, now: float, *, plain: bool = False) -> RenderableType:
     """Everything that is shown, from top to bottom."""
-    parts: list[RenderableType] = [Text(_about(look), style="bold"), _progress(look)]
+    parts: list[RenderableType] = [Text(printable(_about(look)), style="bold"), _progress(look)]
     if look.lines:
         summary = summaries.summarise(look.values, look.lines, {})
         if summary["metrics"]:
@@ -155,7 +156,7 @@ def picture(look: Snapshot, now: float, *, plain: bool = False) -> RenderableTyp
             parts += [Text(f"after round {_evaluated(look.lines)}{over}"), table]
         parts += [_curves(look.lines, plain=plain), Text(_cost(summary))]
         if "federation" in look.lines[-1]:
-            parts.append(Text(_answers(look.lines[-1]["federation"])))
+            parts.append(Text(printable(_answers(look.lines[-1]["federation"]))))
     parts.append(_state(look, max(0.0, now - look.written)))
     return Group(*parts)
 
@@ -235,10 +236,8 @@ def _state(look: Snapshot, ago: float) -> Text:
     if look.finished:
         return Text(f"finished {duration(ago)} ago", style="green")
     if ago > max(QUIET, SLOW * max(map(_seconds, look.lines), default=0.0)):
-        return Text(
-            f"nothing new for {duration(ago)}: stopped? Go on with: {_resume(look.path)}",
-            style="yellow",
-        )
+        words = f"nothing new for {duration(ago)}: stopped? Go on with: {_resume(look.path)}"
+        return Text(printable(words), style="yellow")
     what = f"round {len(look.lines)} was written" if look.lines else "began"
     first = "" if look.lines else "; its first round is not finished"
     return Text(f"{what} {duration(ago)} ago{first}", style="dim")

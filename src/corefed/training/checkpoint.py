@@ -14,7 +14,6 @@ as the run's start made them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -26,7 +25,7 @@ import torch
 
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.base.shown import printable
+from corefed.base.shown import say_note
 from corefed.base.types import Tree
 from corefed.training import segments, state_file
 from corefed.training.pace import Pace
@@ -265,8 +264,7 @@ def _newest_whole(folder: Path, saves: Sequence[Save]) -> Save:
             wrong = wrong or error
             continue
         if wrong is not None:
-            words = f"note: {wrong} The checkpoint before it, of round {save.round}, is used."
-            print(printable(words), file=sys.stderr, flush=True)
+            say_note(f"{wrong} The checkpoint before it, of round {save.round}, is used.")
         return save
     assert wrong is not None
     raise wrong

@@ -7,7 +7,6 @@ its own clients. A mistake at one worker is raised by all, as one sentence.
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
@@ -19,6 +18,7 @@ import torch
 
 from corefed.base.errors import UserError
 from corefed.base.place import share
+from corefed.base.shown import say_note
 from corefed.base.types import Tree
 from corefed.data.clients import FederatedData
 from corefed.models import own
@@ -111,7 +111,7 @@ def train(
         _keep_models(world, clients, servers, temperature, folder)
     summary = summarise(setup, everyone, lines, began, saves, workers=world.size)
     for note in saves.pace.notes if world.first and saves is not None else ():
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        say_note(note)
     world.agree(lambda: folder.finish(summary) if finished and world.first else None)
     world.done = True
     return Result(summary, finished, setup, servers, temperature)

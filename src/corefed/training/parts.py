@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from corefed.base.errors import UserError
 from corefed.base.place import share
-from corefed.base.shown import printable
+from corefed.base.shown import say_note
 from corefed.base.types import Tree
 from corefed.training import checkpoint, segments
 from corefed.training.checkpoint import FOLDER, Clients
@@ -80,7 +79,7 @@ def _whole(path: Path, save: Save) -> bool:
     try:
         save.verify(path)
     except UserError as error:
-        print(printable(f"note: {error}"), file=sys.stderr, flush=True)
+        say_note(error)
         return False
     return True
 

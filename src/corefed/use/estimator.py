@@ -7,7 +7,6 @@ The data are one pair (X, y) per client. Settings and training are those of `cor
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import nn
 
 from corefed.base import digests, files
 from corefed.base.errors import UserError
+from corefed.base.shown import say_note
 from corefed.data import memory
 from corefed.data.class_names import are_numbers
 from corefed.data.clients import FederatedData
@@ -289,7 +289,7 @@ class Federation:
 def _shown(notes: Sequence[str], total: int) -> Iterator[Any]:
     """Show what `corefed run` shows."""
     for note in notes:
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        say_note(note)
     with progress(total) as show:
         yield show
 

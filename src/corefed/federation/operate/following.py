@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from corefed.base import files
+from corefed.base import files, shown
 from corefed.base.errors import INTERRUPTED, UserError
 from corefed.federation import events
 from corefed.federation.operate import control, processes
@@ -176,12 +176,12 @@ def _submit(
         return 1
     summary, _ = record.read(folder)
     if json:
-        print(jsonlib.dumps(summary, indent=1))
+        shown.say(jsonlib.dumps(summary, indent=1))
     elif quiet:
-        print(folder)
+        shown.say(folder)
     else:
         report.console().print(report.metrics_table(summary))
-        print(f"written to {folder}")
+        shown.say(f"written to {folder}")
     return 0
 
 
