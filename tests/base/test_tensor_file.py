@@ -28,7 +28,10 @@ def test_pieces_are_read_as_one_file(tmp_path: Path) -> None:
     assert set(found) == set(tree)
     assert all(torch.equal(found[name], value) for name, value in tree.items())
     with safe_open(tmp_path / "file", "pt") as file:
-        assert file.metadata() == {"about": "ä"}
+        assert file.metadata().keys() == {"sha256", "about"}
+        assert file.metadata()["about"] == "ä"
+    tensor_file.check(tmp_path / "file")
+    assert tensor_file.save(tree, {"about": "ä"}) == (tmp_path / "file").read_bytes()
     assert (tmp_path / "other").read_bytes() == b"abc"
 
 
@@ -48,4 +51,4 @@ def test_a_failing_piece_leaves_the_old_files(tmp_path: Path) -> None:
 def test_a_piece_of_another_shape_is_refused() -> None:
     shapes = {"w": (torch.float32, (2, 3))}
     with pytest.raises(ValueError, match="w has a piece of"):
-        list(tensor_file.encode(shapes, lambda name: [torch.zeros(2, 4)], {}))
+        list(tensor_file.encode(shapes, lambda name: [torch.zeros(2, 4)], {}).parts)

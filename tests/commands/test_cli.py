@@ -72,7 +72,7 @@ def test_training_and_recording_need_torch_and_numpy_only(tmp_path: Path) -> Non
 
 def test_the_folder_of_a_run(finished: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
-    assert summary.keys() == SUMMARY_KEYS
+    assert summary.keys() == {*SUMMARY_KEYS, "sha256"}
     assert (summary["schema"], summary["rounds"], summary["seeds"]) == (1, 2, [0, 1])
     assert summary["partition"] == "shards-medium"
     assert summary["config"]["device"] == "cpu"

@@ -18,7 +18,7 @@ from method_rows import FEATURES, Row, build, every_method, loop
 from scipy import integrate, stats
 from torch import Tensor
 
-from corefed.base import files
+from corefed.base import digests, files
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.tables import markdown_table
@@ -356,7 +356,7 @@ def test_a_ledger_counts_over_runs_and_restarts(tmp_path: Path) -> None:
     expected = privacy.epsilon(math.sqrt(0.25 + 0.25 + 1), 1e-5)
     assert again.spent(1e-5) == ledger.spent(1e-5) == pytest.approx(expected)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert json.loads(path.read_text()) == {
+    assert digests.read_json(path) == {
         "schema": 1,
         "releases": [
             {"run": "first", "round": 0, "noise": 2.0, "clip": 1.0},
@@ -521,3 +521,25 @@ def test_without_clipping_and_noise_a_private_run_is_a_plain_one() -> None:
     assert open_["global_nll"] == pytest.approx(plain["global_nll"], rel=1e-4)  # float32
     noisy = digits("pfedbayes", 1.0, 4.0, 0, **small)
     assert noisy["global_nll"] > 2 * plain["global_nll"]
+
+
+def test_a_ledger_never_loses_its_digest_nor_its_file(tmp_path: Path) -> None:
+    """A file of an earlier version is read, and has a digest from the next entry on."""
+    path = tmp_path / "privacy.json"
+    old = {"schema": 1, "releases": [{"run": "a", "round": 0, "noise": 2.0, "clip": 1.0}]}
+    path.write_text(json.dumps(old, indent=1) + "\n")
+    before = privacy.Ledger(path)
+    assert len(before.releases) == 1
+    before.record("a", 1, 2.0, 1.0)
+    assert len(privacy.Ledger(path).releases) == 2
+    whole = path.read_bytes()
+    path.write_text(json.dumps(old, indent=1) + "\n")
+    with pytest.raises(UserError, match="it has no digest any more"):
+        privacy.Ledger(path)
+    path.unlink()
+    with pytest.raises(UserError, match="it is missing, and had entries"):
+        privacy.Ledger(path)
+    with pytest.raises(UserError, match="it is missing, and had entries"):
+        before.record("a", 2, 2.0, 1.0)
+    path.write_bytes(whole)
+    assert len(privacy.Ledger(path).releases) == 2

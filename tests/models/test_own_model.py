@@ -13,6 +13,7 @@ import torch
 from commands import SMALL, corefed
 from federation_calls import Call
 
+from corefed import Federation, train
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData
@@ -248,7 +249,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def build(name: str, **more: Any) -> Model:
-    given: dict[str, Any] = {"memory_mb": 64, "batch": 10, **more}
+    given: dict[str, Any] = {"memory_mb": 64, "batch": 10, "factory": own.named(name), **more}
     return own.build(name, (4,), Categorical(3), **given)
 
 
@@ -323,8 +324,9 @@ def test_a_seed_is_a_start(nets: Path) -> None:
     assert not torch.equal(one, other)
     assert torch.equal(torch.get_rng_state(), state)
     noisy = own.build(
-        "own_nets:make", (4,), Gaussian(3, 0.5, learn_noise=True), memory_mb=64, batch=10
-    )
+        "own_nets:make", (4,), Gaussian(3, 0.5, learn_noise=True), memory_mb=64, batch=10,
+        factory=own.find("own_nets:make"),
+    )  # fmt: skip
     mu = noisy.init(torch.Generator().manual_seed(0), 0.1)
     assert torch.equal(mu[:-1], one) and mu[-1] == pytest.approx(-0.6931, abs=1e-4)
 
@@ -334,8 +336,9 @@ def test_every_seed_of_a_run_has_its_own_start(nets: Path) -> None:
     (nets / "own_digits.py").write_text(
         "from torch import nn\ndef make():\n    return nn.Linear(64, 10)\n"
     )
-    both = prepare(config.resolve(flags=flags)).servers
-    alone = prepare(config.resolve(flags={**flags, "seeds": "4"})).servers
+    make = own.find("own_digits:make")
+    both = prepare(config.resolve(flags=flags), factory=make).servers
+    alone = prepare(config.resolve(flags={**flags, "seeds": "4"}), factory=make).servers
     sys.modules.pop("own_digits")
     assert torch.equal(both[1]["theta"], alone[0]["theta"])
     assert not torch.equal(both[0]["theta"], both[1]["theta"])
@@ -391,7 +394,6 @@ REFUSED = {
     "own_nets:Flat": "gives float32 of shape [4] for 4 points; the data need floating-point number",
     "own_nets:Detached": "depends on no parameter",
     "own_nets:Recurrent": "cannot be trained for many clients at once by vmap: RuntimeError",
-    "memory": "was made in Python and has no module:factory",
 }
 
 
@@ -445,8 +447,13 @@ def test_trained_resumed_and_found_again(nets: Path) -> None:
     assert whole.code == 0 and "note: dropout is off in '2' (Dropout)" in whole.err
     short = ("--rounds=1", "--set=planned_rounds=2")
     assert corefed("run", *given, *short, "--out", "part", "-q").code == 0
-    assert corefed("run", "--resume", "part", "--rounds=2", "-q").code == 0
-    one, other = (fitted.load(nets / name) for name in ("whole", "part"))
+    named = "--model=own_digits:make"
+    assert corefed("run", "--resume", "part", "--rounds=2", named, "-q").code == 0
+
+    def load(name: str) -> fitted.Fitted:
+        return fitted.load(nets / name, own.named("own_digits:make"))
+
+    one, other = load("whole"), load("part")
     for name, value in one.models.items():
         assert torch.equal(value, other.models[name])
     said = one.predict("client 1", normal(5, 64))
@@ -457,13 +464,82 @@ def test_trained_resumed_and_found_again(nets: Path) -> None:
     sys.modules.pop("own_digits")
     (nets / "own_digits.py").write_text(DIGITS.format(width=9))
     with pytest.raises(UserError, match="has 685 parameters now and had 610"):
-        fitted.load(nets / "whole")
+        load("whole")
     sys.modules.pop("own_digits")
     (nets / "own_digits.py").unlink()
     with pytest.raises(UserError, match="needs a module 'own_digits'"):
-        fitted.load(nets / "whole")
-    result = corefed("run", "--resume", "part", "--rounds=3")
+        load("whole")
+    result = corefed("run", "--resume", "part", "--rounds=3", named)
     assert result.code == 2 and "needs a module 'own_digits'" in result.err
+
+
+# --- a stranger's folder --------------------------------------------------------------------------
+
+STRANGER = """
+import pathlib
+pathlib.Path("ran").touch()
+from torch import nn
+
+
+def make(inputs, outputs):
+    return nn.Linear(inputs, outputs)
+"""
+
+
+@pytest.fixture
+def strange(nets: Path) -> Iterator[Path]:
+    """A run of a network of its own; its module says when it is imported."""
+    import numpy as np
+
+    (nets / "own_strange.py").write_text(STRANGER)
+    given = (*SMALL, "--rounds=1", "--model=own_strange:make", "--out", "run", "-q")
+    assert corefed("run", *given).code == 0
+    x = normal(30, 64).numpy()
+    np.savez(nets / "new.npz", X=x, y=np.arange(30) % 10)
+    (nets / "ran").unlink()
+    sys.modules.pop("own_strange")
+    yield nets
+    sys.modules.pop("own_strange", None)
+
+
+COMMANDS = {
+    "predict": ("predict", "run", "--client", "client 1", "--input", "new.npz"),
+    "predict the shared": ("predict", "run", "--client", "client 1", "--input", "new.npz",
+                           "--model", "global"),
+    "export": ("export", "run", "--out", "model", "--client", "client 1", "--no-program"),
+    "personalize": ("personalize", "run", "--data", "new.npz", "--name", "new", "--steps", "2"),
+    "resume": ("run", "--resume", "run", "--rounds", "2"),
+    "run": ("run", "--config", "run/experiment.toml", "--out", "again"),
+    "tune": ("tune", "--config", "run/experiment.toml", "--out", "tuned", "--rounds", "1",
+             "--candidates", "2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=list(COMMANDS))
+def test_code_that_only_a_file_names_is_not_run(strange: Path, words: tuple[str, ...]) -> None:
+    before = sorted(strange.rglob("*"))
+    refused = corefed(*words)
+    assert refused.code == 2
+    assert "own_strange:make, which a file names" in refused.err
+    assert "If you trust it, add --model own_strange:make" in refused.err
+    assert not (strange / "ran").exists() and "own_strange" not in sys.modules
+    assert sorted(strange.rglob("*")) == before
+    done = corefed(*words, "--model", "own_strange:make")
+    assert done.code == 0, done.err
+    assert (strange / "ran").exists()
+
+
+def test_folders_are_compared_and_shown_without_their_code(strange: Path) -> None:
+    for words in (("compare", "run"), ("report", "run"), ("watch", "run", "--once")):
+        done = corefed(*words)
+        assert done.code == 0, done.err
+    assert not (strange / "ran").exists() and "own_strange" not in sys.modules
+    with pytest.raises(UserError, match="which a file names"):
+        Federation.load(strange / "run")
+    with pytest.raises(UserError, match="which a file names"):
+        train(config.resolve(strange / "run" / record.EXPERIMENT))
+    assert not (strange / "ran").exists()
+    assert Federation.load(strange / "run", model="own_strange:make").evaluate()
 
 
 # --- a server's word ------------------------------------------------------------------------------

@@ -188,14 +188,15 @@ def test_a_file_cut_back_within_a_line(run: Path) -> None:
     assert reader.look().lines == []
 
 
-def test_what_follows_a_damaged_line_is_not_shown(run: Path) -> None:
+def test_a_damaged_line_is_refused(run: Path) -> None:
     write(run, line(1))
     with (run / record.ROUNDS).open("a") as file:
         file.write("{broken\n")
     write(run, line(2))
     reader = Reader(run)
-    assert len(reader.look().lines) == 1
-    assert len(reader.look().lines) == 1
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"Line 2 of .*rounds\.jsonl is damaged"):
+            reader.look()
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_what_follows_a_damaged_line_is_not_shown(run: Path) -> None:
         (lambda folder: folder.mkdir(), "holds no run of corefed"),
         (lambda folder: folder.touch(), "holds no run of corefed"),
         (lambda folder: (folder.mkdir(), (folder / record.EXPERIMENT).mkdir()), "Cannot read"),
-        (lambda f: (f.mkdir(), (f / record.EXPERIMENT).write_text("a = ")), "is damaged"),
+        (lambda f: (f.mkdir(), (f / record.EXPERIMENT).write_text("a = ")), "is not valid TOML"),
         (lambda f: (f.mkdir(), (f / record.EXPERIMENT).write_text("a = 1")), "is not of a run"),
     ],
 )

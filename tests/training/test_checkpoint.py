@@ -356,3 +356,41 @@ def test_the_run_waits_where_the_writer_is_behind(
     assert taken == [13]  # one of them to see how large a row is
     assert most[0] <= 1 + 2 + 1 + 1
     assert_restores(tmp_path, clients, 1)
+
+
+def damage(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a federation's server, which keeps two; it then adds to the older one."""
+    server = Checkpoints(tmp_path, VALUES, every=1, share=1.0, minutes=1.0, kept=2)
+    for round_ in (1, 2, 3):
+        server.save(round_, [{"v": torch.full((4,), float(round_))}], fresh().take)
+    server.close()
+    assert len(names(tmp_path)) == 3
+    damage(tmp_path / "checkpoint" / "000003-server.safetensors")
+    found = load(tmp_path, VALUES)
+    assert found is not None and found.round == 2
+    assert found.servers[0]["v"].tolist() == [2.0] * 4
+    said = capsys.readouterr().err
+    assert "000003-server.safetensors is truncated or damaged" in said and "of round 2" in said
+    forget(tmp_path, VALUES, "", after=2)
+    again = load(tmp_path, VALUES)
+    assert again is not None and again.round == 2 and capsys.readouterr().err == ""
+    damage(tmp_path / "checkpoint" / "000002-server.safetensors")
+    with pytest.raises(UserError, match=r"000002-server\.safetensors is truncated or damaged"):
+        load(tmp_path, VALUES)
+
+
+def test_a_file_of_rows_is_checked_wherever_it_is_read(tmp_path: Path) -> None:
+    clients, saves = fresh(), checkpoints(tmp_path)
+    save(saves, clients, range(12), 1)
+    saves.close()
+    damage(tmp_path / "checkpoint" / "000001-000.safetensors")
+    for read in (lambda: load(tmp_path, VALUES), lambda: checkpoints(tmp_path)):
+        with pytest.raises(UserError, match="its content is not what was written"):
+            read()

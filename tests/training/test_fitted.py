@@ -147,5 +147,5 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
 
 def test_the_description_is_plain_json(small: Path) -> None:
     about = json.loads((small / fitted.DATA).read_text())
-    assert about.keys() == {"schema", "preparations", "clients", "notes"}
+    assert about.keys() == {"sha256", "schema", "preparations", "clients", "notes"}
     assert [each["name"] for each in about["clients"][0]] == [f"client {i}" for i in range(4)]

@@ -125,7 +125,7 @@ def test_a_checkpoint_in_one_file_is_of_another_version(
     old = folder.path / "checkpoint" / state_file.NAME
     content = state_file.encode(to_dict(experiment), 2, SERVERS, PRIVATE)
     old.write_bytes(content)
-    with pytest.raises(UserError, match=r"\(checkpoint schema 2\) and this is .* \(schema 3\)"):
+    with pytest.raises(UserError, match=r"\(checkpoint schema 2\) and this is .* \(schema 4\)"):
         folder.resume(experiment)
     for length in (0, 7, 100):
         old.write_bytes(content[:length])
@@ -302,3 +302,44 @@ def test_default_folders_are_free_and_plain(
     assert first.parent == Path("runs")
     assert first.name.startswith("image-folder-a-b-c-pfedbayes-")
     assert not record.default_folder("image-folder:/a b/c", "pfedbayes").exists()
+
+
+def test_changed_settings_are_refused_unless_the_digest_is_removed(
+    folder: Folder, experiment: Experiment
+) -> None:
+    """The digest finds a change; who takes its line out says that the change is wanted."""
+    path = folder.path / record.EXPERIMENT
+    assert resolve(record.settings_file(folder.path)) == experiment
+    first, *rest = path.read_text().splitlines(keepends=True)
+    assert first.startswith("# sha256: ")
+    changed = "".join(rest).replace("evaluate_draws = ", "evaluate_draws = 1")
+    path.write_text(first + changed)
+    with pytest.raises(UserError, match="was changed or damaged after the run wrote it"):
+        record.settings_file(folder.path)
+    path.write_text(changed)
+    assert resolve(record.settings_file(folder.path)) != experiment
+
+
+def test_a_finished_run_that_lost_lines_is_refused(folder: Folder, experiment: Experiment) -> None:
+    folder.finish(summaries.summarise(to_dict(experiment), [line(t) for t in (1, 2, 3)], {}))
+    path = folder.path / record.ROUNDS
+    whole = path.read_bytes()
+    record.read(folder.path)
+    path.write_bytes(whole[: whole.index(b"\n") + 20])
+    with pytest.raises(UserError, match=r"rounds.jsonl has 1 whole lines and the run has 3 rounds"):
+        record.read(folder.path)
+
+
+def test_a_resumed_run_goes_on_behind_a_damaged_checkpoint(
+    folder: Folder, experiment: Experiment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`Folder.checkpoint`, which a federation's server calls, keeps the one before."""
+    folder.checkpoint(to_dict(experiment), 3, SERVERS)
+    (newest,) = (folder.path / "checkpoint").glob("000002-server.safetensors")
+    content = newest.read_bytes()
+    newest.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    lines, state = folder.resume(experiment)
+    assert state is not None and state.round == len(lines) == 2
+    assert "is truncated or damaged" in capsys.readouterr().err
+    assert folder.resume(experiment)[1] is not None
+    assert capsys.readouterr().err == ""

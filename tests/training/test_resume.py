@@ -98,8 +98,7 @@ TIMES = ("seconds", "seconds_per_round", "evaluate_seconds", "wall_seconds", "pe
 
 def outcome(folder: Path) -> dict[str, Any]:
     """Everything that may not depend on having been killed: all but times, memory, versions."""
-    summary = json.loads((folder / record.SUMMARY).read_text())
-    lines = [json.loads(text) for text in (folder / record.ROUNDS).read_text().splitlines()]
+    summary, lines = record.read(folder)
     for each in (summary["cost"], *lines):
         for key in TIMES:
             each.pop(key, None)

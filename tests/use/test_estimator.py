@@ -385,7 +385,10 @@ def test_a_factory_that_can_be_imported_is_recorded_by_its_name(
     assert one.summary_["config"] == other.summary_["config"]
     assert one.summary_["config"]["model"] == "estimator_nets:Net"
     assert one.evaluate() == other.evaluate()
-    assert Federation.load(one.save(tmp_path / "run")).evaluate() == one.evaluate()
+    folder = one.save(tmp_path / "run")
+    assert Federation.load(folder, model="estimator_nets:Net").evaluate() == one.evaluate()
+    with pytest.raises(UserError, match="which a file names"):
+        Federation.load(folder)
 
 
 # --- settings -------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from corefed.bayes import gaussian
+from corefed.models import own
 from corefed.training import fitted
 from corefed.training.fitted import Fitted
 from corefed.training.setup import network
@@ -66,7 +67,8 @@ CASES = {
     "matched": Case(("--method=bnfed", "--set=hidden=4"), None, ("--global",)),
     "regression": Case(("--data=npz:{here}/prices.npz", "--method=pfedbayes", "--set=hidden=5",
                         "--set=client_column=client", "--set=validation=0.2"), "north"),
-    "own": Case(("--set=model=own_gated:Gated", "--method=pfedbayes"), "client 1", ("--global",)),
+    "own": Case(("--set=model=own_gated:Gated", "--method=pfedbayes"), "client 1",
+                ("--global", "--model=own_gated:Gated")),
     "table": Case(("--data=table:{here}/sites.csv", "--set=target=ill", "--set=client_column=site",
                    "--set=scale=client", "--method=pfedbayes", "--set=hidden=5"), "south"),
 }  # fmt: skip
@@ -105,7 +107,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
             out = here / f"{name}-model"
             done = corefed("export", here / name, *client, *case.options, "--out", out)
             assert done.code == 0, done.err
-            model = fitted.load(here / name)
+            make = own.named("own_gated:Gated") if name == "own" else None
+            model = fitted.load(here / name, make)
             seed = 4 if "--seed=4" in case.options else None
             shared = "--global" in case.options
             taken = package.take(model, case.client, shared=shared, seed=seed)

@@ -6,15 +6,17 @@ Then the folder is flushed too, since a name is an entry of the folder.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from corefed.base.digests import Stream
 from corefed.base.errors import UserError
 
-Content = bytes | Iterable[bytes | memoryview]
-"""Of a file, whole or in parts that are written one after the other."""
+Content = bytes | Iterable[bytes | memoryview] | Stream
+"""Of a file, whole or in parts that are written one after the other, with or without a digest."""
 
 TEMPORARY = ".tmp"  # suffix of a file being written; left behind by kill -9, then overwritten
 
@@ -50,11 +52,23 @@ def replace_all(folder: Path, contents: Iterable[tuple[str, Content]], mode: int
 
 def write(handle: int, content: Content) -> None:
     """Write all of `content`, then fsync."""
-    for part in [content] if isinstance(content, bytes) else content:
-        view = memoryview(part)
-        while view:
-            view = view[os.write(handle, view) :]
+    if isinstance(content, Stream):
+        digest = hashlib.sha256()
+        for piece in content.parts:
+            digest.update(piece)
+            _write_part(handle, piece)
+        os.lseek(handle, content.at, os.SEEK_SET)
+        _write_part(handle, digest.hexdigest().encode())
+    else:
+        for part in [content] if isinstance(content, bytes) else content:
+            _write_part(handle, part)
     os.fsync(handle)
+
+
+def _write_part(handle: int, part: bytes | memoryview) -> None:
+    view = memoryview(part)
+    while view:
+        view = view[os.write(handle, view) :]
 
 
 def flush(folder: Path) -> None:

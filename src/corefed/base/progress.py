@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from corefed.base import shown
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
@@ -36,7 +38,7 @@ class Bars:
             return
         if self._drawn is None:
             if line:
-                print(line, file=sys.stderr, flush=True)
+                shown.say(line, file=sys.stderr)
             return
         if not self._tasks:
             self._drawn.start()
@@ -85,10 +87,9 @@ def _make_bars(keep: bool, console: Console | None) -> Progress | None:
     """None where there is no terminal, or no rich."""
     try:
         from rich import progress  # see the top of the file
-        from rich.console import Console
     except ImportError:
         return None
-    console = console or Console(stderr=True)
+    console = console or shown.console(stderr=True)
     if not console.is_terminal:
         return None
     columns = (

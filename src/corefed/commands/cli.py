@@ -17,6 +17,7 @@ import typer
 from corefed import __version__
 from corefed.base import machine
 from corefed.base.errors import UserError
+from corefed.base.shown import one_line, say
 from corefed.commands import (
     compare,
     coreset,
@@ -63,7 +64,7 @@ app.add_typer(federation.app, name="federation")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"corefed {__version__}")
+        say(f"corefed {__version__}")
         raise typer.Exit
 
 
@@ -96,5 +97,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(sentence: str) -> None:
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    say(f"error: {one_line(' '.join(sentence.split()))}", file=sys.stderr)
     sys.exit(2)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from corefed.base.shown import say
 from corefed.commands.options import Json
 
 
@@ -38,8 +39,8 @@ def compare(
     if plot is not None:
         report.plot(results, plot)
     if json:
-        typer.echo(jsonlib.dumps(report.comparison_json(results), indent=1))
+        say(jsonlib.dumps(report.comparison_json(results), indent=1))
     else:
         report.console().print(report.comparison_table(results))
         for line in ("", *report.legend(results), "", *verdict.sentences(results)):
-            typer.echo(report.wrapped(line))
+            say(report.wrapped(line))

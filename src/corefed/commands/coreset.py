@@ -12,6 +12,7 @@ import typer
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.progress import bars
+from corefed.base.shown import say
 from corefed.commands.options import DataDir, Json, Quiet
 from corefed.coreset.solvers import DEFAULT, SOLVERS
 
@@ -115,13 +116,13 @@ def coreset(
     files.write_folder(folder, contents.items())
     if json:
         about = dataclasses.asdict(found.diagnostics)
-        print(jsonlib.dumps({"folder": str(folder), **note, **about}, indent=1))
+        say(jsonlib.dumps({"folder": str(folder), **note, **about}, indent=1))
     elif quiet:
-        print(folder)
+        say(folder)
     else:
-        print(f"{data}: {fitted.text}")
-        print(found)
-        print(f"written to {folder}")
+        say(f"{data}: {fitted.text}")
+        say(found)
+        say(f"written to {folder}")
 
 
 def parse_size(text: str) -> int | float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from corefed.base.errors import UserError
+from corefed.base.shown import say, say_note
 from corefed.commands.options import ClientColumn, DataDir, Target
 
 if TYPE_CHECKING:
@@ -72,11 +73,11 @@ def datasets(
     splits = _print_split(show, dataset, spec, clients, seed)
     if write is not None:
         export.write(dataset, splits, write)
-        print(f"wrote {len(splits)} files, client-0.npz and so on, into {write}", file=sys.stderr)
+        say(f"wrote {len(splits)} files, client-0.npz and so on, into {write}", file=sys.stderr)
     checked = own or show.startswith("image-folder:")
     warnings = validation.find_warnings(dataset) if checked else []
     for note in (*dataset.notes, *notes(spec, splits, dataset), *warnings):
-        print(f"note: {note}", file=sys.stderr)
+        say_note(note)
 
 
 def _print_names() -> None:

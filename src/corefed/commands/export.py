@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from corefed.base import files
-from corefed.commands.options import Json, RunFolder, Seed
+from corefed.base.shown import say
+from corefed.commands.options import Json, OwnModel, RunFolder, Seed
 
 EXAMPLES = """Examples:
 
@@ -27,21 +28,23 @@ def export(
         bool, typer.Option("--global", help="The shared model in place of a personal one.")
     ] = False,
     seed: Seed = None,
+    model: OwnModel = None,
     program: Annotated[bool, typer.Option(help="Make the program of torch.export too.")] = True,
     json: Json = False,
 ) -> None:
     """Write a model for use without corefed: weights, a program of torch.export, a model card."""
+    from corefed.models import own
     from corefed.training import fitted
     from corefed.use.export import measures, package  # torch takes a second
 
     files.refuse_existing(out, "name a new folder for --out")
-    run = fitted.load(folder, client=client or "")
+    run = fitted.load(folder, own.named(model), client=client or "")
     taken = package.take(run, client, shared=shared, seed=seed)
     made = dict(package.contents(taken, whole=client is None, with_program=program))
     files.write_folder(out, made.items())
     if json:
         numbers = measures.measure(run, taken.kind, taken.g, client)
-        print(jsonlib.dumps({"folder": str(out), "files": list(made), **numbers}, indent=1))
+        say(jsonlib.dumps({"folder": str(out), "files": list(made), **numbers}, indent=1))
     else:
-        print("\n".join(f"{out / name}  {len(content):,} bytes" for name, content in made.items()))
-        print(f"start with {out / package.CARD}", file=sys.stderr)
+        say("\n".join(f"{out / name}  {len(content):,} bytes" for name, content in made.items()))
+        say(f"start with {out / package.CARD}", file=sys.stderr)

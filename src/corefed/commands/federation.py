@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 a training or a server that failed, 2 a mistake the user c
 from __future__ import annotations
 
 import json as jsonlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +14,7 @@ import click
 import typer
 from typer.core import TyperCommand
 
+from corefed.base.shown import say, say_note
 from corefed.commands.options import Json, Quiet, SettingOptions
 
 app = typer.Typer(
@@ -71,8 +71,8 @@ def init(
     names = [name for word in clients for name in word.split(",") if name]
     notes = creating.create(directory, names, address, config, assignments or [], rules or [])
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-    typer.echo(f"written to {directory}; read {directory / 'README.md'} first")
+        say_note(note)
+    say(f"written to {directory}; read {directory / 'README.md'} first")
 
 
 @app.command()
@@ -83,7 +83,7 @@ def add(
     from corefed.federation.operate import creating, processes  # cryptography is an extra
 
     processes.require_flower()
-    typer.echo(f"written to {creating.add(directory, name)}; copy it to the client's machine")
+    say(f"written to {creating.add(directory, name)}; copy it to the client's machine")
 
 
 @app.command()
@@ -98,7 +98,7 @@ def remove(
     )  # cryptography is an extra
 
     processes.require_flower()
-    typer.echo(registering.remove(folder.ServerFolder.read(directory), name))
+    say(registering.remove(folder.ServerFolder.read(directory), name))
 
 
 @app.command()
@@ -108,7 +108,7 @@ def renew(directory: FolderArgument) -> None:
 
     processes.require_flower()
     creating.renew(directory)
-    typer.echo("renewed; start the server again")
+    say("renewed; start the server again")
 
 
 @app.command()
@@ -169,9 +169,9 @@ def status(directory: FolderArgument, json: Json = False) -> None:
 
     found = status.read_status(directory)
     if json:
-        typer.echo(jsonlib.dumps(found, indent=1))
+        say(jsonlib.dumps(found, indent=1))
     else:
-        typer.echo(f"The server {found['server']}.")
+        say(f"The server {found['server']}.")
         for table in status.tables(found):
             report.console().print(table)
 

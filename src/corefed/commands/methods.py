@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from corefed.base.errors import UserError
+from corefed.base.shown import console, say
 from corefed.commands import completing
 from corefed.commands.options import Json
 from corefed.methods.registry import METHODS, config_class, module
@@ -58,7 +59,7 @@ def methods(
             "settings": [each.to_json() for each in own],
             "settings_of_every_run": [each.to_json() for each in shared],
         }
-        typer.echo(jsonlib.dumps(found, indent=1, ensure_ascii=False))
+        say(jsonlib.dumps(found, indent=1, ensure_ascii=False))
         return
     console = report.console()
     if not every:
@@ -66,7 +67,7 @@ def methods(
         console.print(_table(f"settings of {name}", shown))
         hidden = len(own) - len(shown)
         rare = f"{hidden} that only ablation studies change, and " if hidden else ""
-        typer.echo(
+        say(
             f"There are {hidden + len(shared)} more settings ({rare}{len(shared)} of every run): "
             f"corefed methods {name} --all"
         )
@@ -80,24 +81,22 @@ def methods(
 def _list_methods(json: bool) -> None:
     if json:
         known = [{"method": n, "description": entry.description} for n, entry in METHODS.items()]
-        typer.echo(jsonlib.dumps(known, indent=1, ensure_ascii=False))
+        say(jsonlib.dumps(known, indent=1, ensure_ascii=False))
         return
-    from rich.console import Console  # rich takes a tenth of a second
-    from rich.table import Table
+    from rich.table import Table  # rich takes a tenth of a second
 
     table = Table("method", "what it is")
     for known_name, entry in METHODS.items():
         table.add_row(known_name, entry.description)
-    Console().print(table)
+    console().print(table)
 
 
 def _table(title: str, settings: Sequence[Setting]) -> Table:
-    from rich.markup import escape  # as above
-    from rich.table import Table
+    from rich.table import Table  # as above
 
     table = Table("setting", "value", "default", "what it is", title=title)
     for each in settings:
         value = ", ".join(filter(None, (each.type_words, each.range_words)))
         mark = " (ablation)" if each.ablation else ""
-        table.add_row(each.name, value, each.default_words, escape(each.help + mark))
+        table.add_row(each.name, value, each.default_words, each.help + mark)
     return table

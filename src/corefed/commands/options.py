@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +41,13 @@ Fraction = Annotated[
 ModelName = Annotated[
     str | None, typer.Option(help="mlp, cnn, or package.module:factory for one of your own.")
 ]
+OwnModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="Of a run with a network of your own: package.module:factory. It runs that code.",
+    ),
+]
 Hidden = Annotated[str | None, typer.Option(help="Widths of the hidden layers: 200,100.")]
 Channels = Annotated[str | None, typer.Option(help="Channels of a cnn's convolutions: 32,64.")]
 Seeds = Annotated[
@@ -61,6 +69,13 @@ SettingOptions = Annotated[
 Seed = Annotated[int | None, typer.Option(help="A seed of the run; its first if not given.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
+
+
+def named_code(model: str, given: Mapping[str, Any], assignments: Sequence[str]) -> str | None:
+    """The network of a run, if it was named on the command line and not only in a file."""
+    pairs = [text.partition("=") for text in assignments]
+    said = [value.strip() for key, _, value in pairs if key.strip() == "model"]
+    return model if model in (given.get("model"), *said) else None
 
 
 def run_flags(*, client: str | None, seed: list[str] | None, **flags: Any) -> dict[str, Any]:

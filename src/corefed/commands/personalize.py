@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json as jsonlib
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,8 @@ import typer
 
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.commands.options import Json, RunFolder, Seed
+from corefed.base.shown import say, say_note
+from corefed.commands.options import Json, OwnModel, RunFolder, Seed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,6 +66,7 @@ def personalize(
         ),
     ] = 0.0,
     seed: Seed = None,
+    model: OwnModel = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; DIR/personalized/NAME by default.")
@@ -73,12 +74,13 @@ def personalize(
     json: Json = False,
 ) -> None:
     """Give a client that took no part a model of its own, in seconds; nobody else is retrained."""
+    from corefed.models import own
     from corefed.show import report
     from corefed.training import fitted, newcomers  # torch takes a second
     from corefed.use import newcomer
 
     # Whatever can be refused is refused before training.
-    run = fitted.load(folder)
+    run = fitted.load(folder, own.named(model))
     name = data.stem if name is None else name
     place = out or folder / fitted.PERSONALIZED / name
     _refuse_name(run, name)
@@ -88,14 +90,14 @@ def personalize(
         data, run, g, name, test_fraction, run.experiment.run.memory_mb, validation
     )
     for note in points.notes:
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        say_note(note)
     joined = newcomers.join(run, points, steps=steps, fraction=fraction, seed=seed, device=device)
     newcomer.keep(place, joined)
     if json:
-        print(jsonlib.dumps({"folder": str(place), **joined.summary}, indent=1))
+        say(jsonlib.dumps({"folder": str(place), **joined.summary}, indent=1))
         return
     report.console().print(_table(joined))
-    print(f"written to {place}; corefed predict {out or folder} --client {name!r} uses it")
+    say(f"written to {place}; corefed predict {out or folder} --client {name!r} uses it")
 
 
 def _refuse_name(run: Fitted, name: str) -> None:

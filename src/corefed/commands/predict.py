@@ -18,6 +18,7 @@ import typer
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.progress import bars
+from corefed.base.shown import printable, say, say_note
 from corefed.commands.options import Json, RunFolder, Seed
 
 if TYPE_CHECKING:
@@ -46,8 +47,13 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="CSV to write; to standard output if not given.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="personal or global; personal where there is one.")
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            help="personal or global; personal where there is one. Of a run with a network of your "
+            "own also package.module:factory, which runs that code. May be repeated.",
+        ),
     ] = None,
     seed: Seed = None,
     target_error: Annotated[
@@ -70,16 +76,19 @@ def predict(
 ) -> None:
     """Predict new points of a client: how sure the model is, and which a person should review."""
     from corefed.data import inputs
+    from corefed.models import own
     from corefed.training import fitted
     from corefed.use import predictions  # torch takes a second
 
     # A mistake is found before anything is written.
+    code = next((each for each in models or [] if ":" in each), None)
+    model = next((each for each in models or [] if ":" not in each), None)
     if model not in (None, "personal", "global"):
         raise UserError(f"--model is {model!r}; it must be personal or global.")
     if out is not None:
         _refuse_place(out, points)
     settings = predictions.PredictionSettings(by, target_error, confidence, tolerance, level)
-    run = fitted.load(folder, client=client)
+    run = fitted.load(folder, own.named(code), client=client)
     g, _ = run.place(client, seed)
     kind = predictions.kind_of(run, model or "")
     preparation = run.preparations[g]
@@ -108,13 +117,13 @@ def predict(
     if given.y is not None:
         about["truth"] = predictions.truth(found, given.y, settings, len(preparation.labels))
     for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
+        say_note(note)
     if json:
-        print(jsonlib.dumps({**about, "notes": list(found.notes)}, indent=1))
+        say(jsonlib.dumps({**about, "notes": list(found.notes)}, indent=1))
         return
     if out is None:
         _print(text)
-    print("\n".join(_sentences(about)), file=sys.stderr if out is None else sys.stdout)
+    say("\n".join(_sentences(about)), file=sys.stderr if out is None else sys.stdout)
 
 
 def _refuse_place(out: Path, points: Path) -> None:
@@ -201,7 +210,7 @@ def _target_columns(
 
 def _print(text: str) -> None:
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough; nor may Python complain as it closes stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from corefed.base.shown import say
+
 EXAMPLES = """Examples:
 
 corefed report runs/digits — everything about one run, in report.html.
@@ -33,4 +35,4 @@ def report(
     from corefed.show import page  # torch takes a second
 
     size = page.write(folders, out, title=title, baseline=baseline, images=not no_images)
-    print(f"wrote {out} ({size / 1e6:.1f} MB); open it in a browser")
+    say(f"wrote {out} ({size / 1e6:.1f} MB); open it in a browser")

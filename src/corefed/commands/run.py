@@ -18,6 +18,7 @@ import typer
 from corefed.base.errors import INTERRUPTED, LOST, UserError
 from corefed.base.place import Place, find_place
 from corefed.base.progress import loading
+from corefed.base.shown import say
 from corefed.commands import workers as launcher
 from corefed.commands.options import (
     Channels,
@@ -39,6 +40,7 @@ from corefed.commands.options import (
     Seeds,
     SettingOptions,
     Target,
+    named_code,
     run_flags,
 )
 
@@ -132,7 +134,7 @@ def run(
     followers = tracking.names(track or [])
     if resume is not None:
         record.Folder(resume).refuse_missing()
-        config = config or resume / record.EXPERIMENT
+        config = config or record.settings_file(resume)
     experiment = resolve(config, given, assignments or [])
     folder = resume or out or record.default_folder(experiment.run.data, experiment.run.method)
     if place is None and workers > 1:
@@ -140,23 +142,25 @@ def run(
         named = [] if out or resume else [f"--out={folder}"]
         raise typer.Exit(launcher.launch(workers, here, *named))
     resuming, silent = resume is not None, quiet or json
+    code = named_code(experiment.run.model, given, assignments or [])
     if place is not None:
-        trained = _work(place, worker_timeout, experiment, folder, followers, resuming, silent)
+        timeout = worker_timeout
+        trained = _work(place, timeout, experiment, folder, followers, resuming, silent, code)
     else:
-        trained = _train(experiment, folder, followers, resume=resuming, silent=silent)
+        trained = _train(experiment, folder, followers, resume=resuming, silent=silent, named=code)
     if trained is None:
         raise typer.Exit(INTERRUPTED)
     if place is not None and place.rank > 0:
         return
     if json:
-        print(jsonlib.dumps(trained.summary, indent=1))
+        say(jsonlib.dumps(trained.summary, indent=1))
     elif quiet:
-        print(folder)
+        say(folder)
     else:
         report.console().print(report.metrics_table(trained.summary))
         if said := _said_of_checkpoints(trained.summary):
-            print(said)
-        print(f"written to {folder}")
+            say(said)
+        say(f"written to {folder}")
 
 
 def _said_of_checkpoints(summary: dict[str, Any]) -> str:
@@ -202,6 +206,7 @@ def _work(
     followers: list[str],
     resume: bool,
     silent: bool,
+    named: str | None,
 ) -> Result | None:
     """Train as one of several workers. Only the first prints, writes and hears Ctrl-C."""
     from corefed.training import distributed, record  # torch takes a second
@@ -214,9 +219,17 @@ def _work(
     resume = resume or (place.restarted and record.begun(folder))
     try:
         with joined(place, experiment.run.device, timeout) as world:
-            run = partial(distributed.train, world)
+            run = partial(distributed.train, world, named=named)
             if first:
-                return _train(experiment, folder, followers, resume=resume, silent=silent, run=run)
+                return _train(
+                    experiment,
+                    folder,
+                    followers,
+                    resume=resume,
+                    silent=silent,
+                    named=named,
+                    run=run,
+                )
             try:
                 trained = run(experiment, folder, resume=resume)
             except UserError as error:
@@ -228,7 +241,7 @@ def _work(
         raise typer.Exit(2) from None  # the first one says why
     except WorkerLostError:
         if first and launcher.PARENT not in os.environ:
-            print(
+            say(
                 "error: another worker has ended; started again or resumed, the run goes on from "
                 "its last checkpoint.",
                 file=sys.stderr,
@@ -243,19 +256,22 @@ def _train(
     *,
     resume: bool,
     silent: bool,
+    named: str | None,
     run: Callable[..., Result] | None = None,
 ) -> Result | None:
     """Train, showing and following every round; None after Ctrl-C, which is explained.
 
-    `run` takes the place of `rounds.train`.
+    `named` is the network if the command line names it. `run` takes the place of `rounds.train`.
     """
+    from corefed.models import own
     from corefed.show import tracking
     from corefed.training import record, rounds  # torch takes a second
     from corefed.training.interrupt import stop_on_interrupt
     from corefed.training.progress import progress
 
     if experiment.run.checkpoint_every:
-        hint = f"go on with: corefed run --resume {shlex.quote(str(folder))}"
+        code = f" --model {named}" if named is not None and own.is_own(named) else ""
+        hint = f"go on with: corefed run --resume {shlex.quote(str(folder))}{code}"
     else:
         hint = "it has no checkpoint (checkpoint_every = 0) to go on from"
     # torchrun passes a terminal's Ctrl-C on, which reaches the worker already.
@@ -267,13 +283,13 @@ def _train(
             progress(experiment.run.rounds, silent=silent) as show,
         ):
             for name in tracking.forgotten(followers, folder) if resume else []:
-                print(f"note: {name} followed this run; --track {name} goes on", file=sys.stderr)
+                say(f"note: {name} followed this run; --track {name} goes on", file=sys.stderr)
 
             def on_round(line: dict[str, Any]) -> None:
                 show(line)
                 trackers.round(line)
 
-            trained = (run or rounds.train)(
+            trained = (run or partial(rounds.train, factory=own.named(named)))(
                 experiment,
                 folder,
                 resume=resume,
@@ -284,9 +300,9 @@ def _train(
             trackers.finish(trained.summary, "finished" if trained.finished else "stopped")
     except KeyboardInterrupt:
         begun = record.begun(folder)
-        print(f"stopped inside a round; {hint}" if begun else "nothing written", file=sys.stderr)
+        say(f"stopped inside a round; {hint}" if begun else "nothing written", file=sys.stderr)
         return None
     if not trained.finished:
-        print(f"stopped after round {trained.summary['rounds']}; {hint}", file=sys.stderr)
+        say(f"stopped after round {trained.summary['rounds']}; {hint}", file=sys.stderr)
         return None
     return trained

@@ -13,6 +13,7 @@ import typer
 
 from corefed.base.errors import INTERRUPTED, UserError
 from corefed.base.progress import loading
+from corefed.base.shown import say
 from corefed.commands.options import (
     Channels,
     ClientColumn,
@@ -33,6 +34,7 @@ from corefed.commands.options import (
     Seeds,
     SettingOptions,
     Target,
+    named_code,
     run_flags,
 )
 
@@ -109,7 +111,7 @@ def tune(
         from corefed.settings.config import resolve
         from corefed.training import candidates as planning
         from corefed.training import record
-        from corefed.training.search_folder import SETTINGS, SearchFolder
+        from corefed.training.search_folder import SearchFolder
 
     given = run_flags(
         method=method,
@@ -145,10 +147,12 @@ def tune(
                 "--out, --space and --candidates."
             )
         folder = resume
-        there = SearchFolder(folder).read()
-        experiment = resolve(config or folder / SETTINGS, given, assignments or [])
+        searched = SearchFolder(folder)
+        there = searched.read()
+        experiment = resolve(config or searched.settings_file(), given, assignments or [])
         plan = planning.resumed(experiment, there["config"])
-    found = _search(plan, folder, resume=resume is not None, silent=quiet or json)
+    named = named_code(experiment.run.model, given, assignments or [])
+    found = _search(plan, folder, named, resume=resume is not None, silent=quiet or json)
     if found is None:
         raise typer.Exit(INTERRUPTED)
     _show(found.report, folder, quiet=quiet, json=json)
@@ -159,27 +163,42 @@ def _names_validation(given: Mapping[str, object], assignments: Sequence[str]) -
     return "validation" in {*given, *keys}
 
 
-def _search(plan: Plan, folder: Path, *, resume: bool, silent: bool) -> Found | None:
-    """Search, showing every round; None after Ctrl-C, which is explained."""
+def _search(
+    plan: Plan, folder: Path, named: str | None, *, resume: bool, silent: bool
+) -> Found | None:
+    """Search, showing every round; None after Ctrl-C, which is explained.
+
+    `named` is the network if the command line names it.
+    """
+    from corefed.models import own
     from corefed.training.interrupt import stop_on_interrupt
     from corefed.training.search import search
     from corefed.training.search_folder import SETTINGS
     from corefed.training.search_progress import search_progress
 
-    hint = f"go on with: corefed tune --resume {shlex.quote(str(folder))}"
+    code = f" --model {named}" if named is not None and own.is_own(named) else ""
+    hint = f"go on with: corefed tune --resume {shlex.quote(str(folder))}{code}"
+    factory = own.named(named)
     try:
         with (
             stop_on_interrupt(folder, SETTINGS) as stop,
             search_progress(silent=silent) as show,
         ):
-            found = search(plan, folder, resume=resume, on_round=show, stop=lambda: bool(stop))
+            found = search(
+                plan,
+                folder,
+                factory=factory,
+                resume=resume,
+                on_round=show,
+                stop=lambda: bool(stop),
+            )
     except KeyboardInterrupt:
         begun = (folder / SETTINGS).exists()
-        print(f"stopped inside a round; {hint}" if begun else "nothing written", file=sys.stderr)
+        say(f"stopped inside a round; {hint}" if begun else "nothing written", file=sys.stderr)
         return None
     if not found.finished:
         most = max(each["round"] for each in found.report["candidates"])
-        print(f"stopped after round {most}; {hint}", file=sys.stderr)
+        say(f"stopped after round {most}; {hint}", file=sys.stderr)
         return None
     return found
 
@@ -189,11 +208,11 @@ def _show(found: dict[str, Any], folder: Path, *, quiet: bool, json: bool) -> No
 
     tuning.picture(found, folder / tuning.PICTURE)
     if json:
-        print(jsonlib.dumps(found, indent=1))
+        say(jsonlib.dumps(found, indent=1))
     elif quiet:
-        print(folder)
+        say(folder)
     else:
         report.console().print(tuning.table(found))
         for sentence in tuning.sentences(found, folder):
-            print(sentence)
-        print(f"written to {folder}")
+            say(sentence)
+        say(f"written to {folder}")

@@ -23,6 +23,7 @@ import click
 
 from corefed.base import machine
 from corefed.base.errors import INTERRUPTED, LOST, UserError
+from corefed.base.shown import say
 
 RESTARTS = 3
 """Times that a group is started again; a worker that is killed every time has a reason."""
@@ -46,7 +47,7 @@ def launch(workers: int, context: click.Context, *more: str) -> int:
         who = f"worker {killed[0]} of {workers} was killed" if killed else "a worker was lost"
         if attempt < RESTARTS:
             again = f"starting again from the last checkpoint ({attempt + 1} of {RESTARTS})"
-            print(f"note: {who}; {again}", file=sys.stderr, flush=True)
+            say(f"note: {who}; {again}", file=sys.stderr)
     raise UserError(
         f"{who[0].upper()}{who[1:]} for the {RESTARTS + 1}th time, perhaps for lack of memory; use "
         "fewer workers, and go on with --resume."

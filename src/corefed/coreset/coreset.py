@@ -12,23 +12,24 @@ It never contains data points, which may be private; their indices are enough.
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from corefed import __version__
-from corefed.base import files
+from corefed.base import digests, files, tensor_file
 from corefed.base.errors import UserError
 from corefed.coreset import likelihoods, modules, picture, sources
 from corefed.coreset.draws import wrap_stacked
 from corefed.coreset.likelihoods import LogLikelihood
+
+T = TypeVar("T")
 
 SCHEMA = 1
 TENSORS, ABOUT, TABLE = "coreset.safetensors", "coreset.json", "coreset.csv"
@@ -208,8 +209,6 @@ def encode(coreset: Coreset, note: Mapping[str, object] | None = None) -> dict[s
     """The three files: name -> bytes."""
     if find_spec("safetensors") is None:
         raise UserError("Saving a coreset needs safetensors: pip install safetensors.")
-    from safetensors.torch import save  # optional
-
     tensors = {name: getattr(coreset, name) for name in _SAVED}
     about = {
         "schema": SCHEMA,
@@ -219,8 +218,8 @@ def encode(coreset: Coreset, note: Mapping[str, object] | None = None) -> dict[s
     }
     pairs = zip(coreset.indices.tolist(), coreset.weights.tolist(), strict=True)
     return {
-        TENSORS: save({k: t.detach().cpu().contiguous() for k, t in tensors.items()}),
-        ABOUT: (json.dumps(about, indent=1) + "\n").encode(),
+        TENSORS: tensor_file.save(tensors, {}),
+        ABOUT: digests.to_json(about),
         TABLE: ("index,weight\n" + "".join(f"{j},{w:.9g}\n" for j, w in pairs)).encode(),
     }
 
@@ -230,12 +229,9 @@ _SAVED = ("indices", "weights", "full", "approximate")
 
 def decode(folder: Path) -> Coreset:
     """The coreset in a folder; a UserError if its files are damaged or do not agree."""
-    from safetensors import SafetensorError  # optional
-    from safetensors.torch import load
-
     try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        tensors = load((folder / TENSORS).read_bytes())
+        about = _whole(folder / ABOUT, digests.read_json)
+        tensors = _whole(folder / TENSORS, lambda path: tensor_file.load(path.read_bytes(), path))
         schema = about.pop("schema")
         del about["version"], about["note"]
         if schema != SCHEMA:
@@ -249,12 +245,20 @@ def decode(folder: Path) -> Coreset:
         ) from error
     except OSError as error:
         raise UserError(f"Cannot read the coreset in {folder}: {error.strerror}.") from error
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"The coreset in {folder} is damaged: {error}.") from error
     fault = _fault(coreset)
     if fault:
         raise UserError(f"The coreset in {folder} is damaged: {fault}.")
     return coreset
+
+
+def _whole(path: Path, read: Callable[[Path], T]) -> T:
+    """What `read` gives; a damaged file is named."""
+    try:
+        return read(path)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
 
 
 def _fault(coreset: Coreset) -> str:

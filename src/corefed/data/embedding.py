@@ -24,6 +24,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.progress import bars
+from corefed.base.shown import say
 from corefed.data import fetch, networks
 from corefed.data.networks import EMBEDDERS, Embedder
 from corefed.data.pictures import ImageSet, Pictures, UnreadableError, square, workers
@@ -173,7 +174,7 @@ def _quiet_decoders() -> Iterator[None]:
 
 
 def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+    say(sentence, file=sys.stderr)
 
 
 # --- the cache ------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import torch
 
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
+from corefed.base.shown import say, say_note
 from corefed.base.types import Tree, Work
 from corefed.federation import digest, evaluating, keeping, wire
 from corefed.federation.protocol import Reply, Task
@@ -54,7 +55,7 @@ def answer(task: Task, settings: ClientSettings) -> Reply:
     except PublicError as error:
         return _reply(task, {}, error=str(error))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        say(f"error: {error}", file=sys.stderr)
         return _reply(task, {}, error="The client cannot do the task; its own log says why.")
     except Exception as error:
         traceback.print_exc()
@@ -170,7 +171,7 @@ def _private(run: str, round_: int, context: TaskContext) -> Tree:
 def _note(notes: Sequence[str]) -> None:
     """For the client's operator, in its own log."""
     for note in notes:
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        say_note(note)
 
 
 def _broadcast(tree: Tree, device: torch.device) -> Tree:

@@ -3,17 +3,20 @@
     {"time": "2026-01-31T12:00:00+00:00", "round": 3, "client": "alice", "event": "refused",
      "reason": "..."}
 
-`round` counts from 1 as in rounds.jsonl, and is 0 before the first; `client` is empty where an
-event is about all of them. Clients' own words are cut to one line of 300 characters.
+Every line ends with a digest (`base/digests.py`). `round` counts from 1 as in rounds.jsonl, and is
+0 before the first; `client` is empty where an event is about all of them. Clients' own words are
+cut to one line of 300 characters.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
+
+from corefed.base import digests
+from corefed.base.shown import say
 
 Event = Literal[
     "started", "resumed", "joined", "missing", "refused", "late", "no-quorum", "robust", "stopped",
@@ -38,8 +41,8 @@ class Log:
             "reason": one_line(reason),
         }
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        print(sentence(line), file=sys.stderr, flush=True)
+            file.write(digests.to_line(line).decode())
+        say(sentence(line), file=sys.stderr)
 
 
 def one_line(text: str) -> str:
@@ -58,13 +61,18 @@ def sentence(line: dict[str, object]) -> str:
 
 
 def read(path: Path) -> list[dict[str, object]]:
-    """The whole lines of a file that may be growing; damaged lines are left out."""
-    lines = []
-    for raw in path.read_bytes().splitlines() if path.exists() else []:
+    """The whole lines of a file that may be growing; a damaged one is an event of its own."""
+    lines: list[dict[str, object]] = []
+    *whole, rest = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    if digests.ends_sealed(rest):
+        whole.append(rest)  # or else it is unfinished
+    for number, raw in enumerate(whole, 1):
         try:
-            line = json.loads(raw)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and {"round", "client", "event", "reason"} <= line.keys():
-            lines.append(line)
+            line = digests.from_line(raw + b"\n", path)
+            if not {"round", "client", "event", "reason"} <= line.keys():
+                raise digests.DamagedError("it is no event")
+        except ValueError as error:
+            reason = f"line {number} of {path.name} is damaged ({error})"
+            line = {"round": 0, "client": "", "event": "damaged", "reason": reason}
+        lines.append(line)
     return lines

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from corefed.base import files
+from corefed.base import digests, files
 from corefed.base.errors import UserError
 from corefed.federation.events import Log
 from corefed.federation.link import Link, mismatch, wait_for
@@ -52,7 +53,7 @@ def agree_on_data(
     """The agreement in the run's folder, or else that of the clients that are connected."""
     file = path / AGREEMENT
     if file.exists():
-        return Agreement.from_json(file.read_text(encoding="utf-8"))
+        return read_agreement(file)
     settings = settings_as_toml(wanted)
     task = Task("join", path.name, -1, 0, settings, None, "float32", False, 0.0, 0.0, {})
     online = link.online()
@@ -78,8 +79,25 @@ def agree_on_data(
     model = _model(wanted, first.get("shape", ()))
     scale = _scale(wanted, model, "columns" in first)
     agreement = agree(described, wanted.run.classes, scale)
-    files.replace(file, (agreement.to_json() + "\n").encode())
+    files.replace(file, encode_agreement(agreement))
     return agreement
+
+
+def encode_agreement(agreement: Agreement) -> bytes:
+    """The content of agreement.json."""
+    return digests.to_json(json.loads(agreement.to_json()))
+
+
+def read_agreement(file: Path) -> Agreement:
+    """The agreement in a file; refused unless it is what was written."""
+    try:
+        return Agreement.from_json(json.dumps(digests.read_json(file)))
+    except OSError as error:
+        raise UserError(f"Cannot read {file}: {error.strerror}.") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{file} is damaged ({error}); put back a copy of it, or start a new run."
+        ) from error
 
 
 def _check_answer(figures: Mapping[str, Any], rules: Rules) -> str:

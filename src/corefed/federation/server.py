@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from corefed.federation.rules import Rules
 from corefed.federation.trust import checks, privacy, robust
 from corefed.federation.trust.spent import privacy_spent
 from corefed.methods import registry
+from corefed.models import own
 from corefed.settings import config
 from corefed.settings.run import Experiment, Run
 from corefed.training import checkpoint, client_side, record, summaries
@@ -81,8 +83,10 @@ def federate(path: Path, names: Sequence[str], rules: Rules, link: Link) -> dict
     try:
         return _federate(record.Folder(path), names, rules, link, log)
     except UserError as error:
-        done, _ = record.read_lines(path / record.ROUNDS)
-        log("stopped", len(done), reason=str(error))
+        done = 0
+        with suppress(UserError):  # where its lines are damaged, which is the error then
+            done = len(record.read_lines(path / record.ROUNDS)[0])
+        log("stopped", done, reason=str(error))
         raise
 
 
@@ -90,7 +94,7 @@ def _federate(
     folder: record.Folder, names: Sequence[str], rules: Rules, link: Link, log: Log
 ) -> dict[str, Any]:
     path = folder.path
-    wanted = config.resolve(path / record.EXPERIMENT)
+    wanted = config.resolve(record.settings_file(path))
     _check_experiment(wanted, names)
     present = joining.connect(names, rules, link)
     agreement = joining.agree_on_data(path, names, rules, link, log, wanted)
@@ -153,7 +157,9 @@ def _check_experiment(wanted: Experiment, names: Sequence[str]) -> None:
 
 def _build(experiment: Experiment, agreement: Agreement) -> tuple[Method, Tree]:
     run = experiment.run
-    model = network(run, agreement.shape, len(agreement.classes), agreement.targets)
+    sizes = len(agreement.classes), agreement.targets
+    # The server's folder is its operator's own, so the code that it names is theirs too.
+    model = network(run, agreement.shape, *sizes, own.named(run.model))
     method = registry.build(run.method, experiment.settings, model)
     return method, method.init_server(Streams([Who(run.seeds[0], SERVER)], 0))
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from corefed.base import files
+from corefed.base import digests, files, tensor_file
 from corefed.base.errors import UserError
 from corefed.base.types import Tree
 from corefed.federation import digest
@@ -80,7 +80,7 @@ class Store:
         if kept is None:
             with _writing(folder, "Nothing of this run is kept yet"):
                 self._make(folder)
-                files.replace(folder / ABOUT, (json.dumps(about) + "\n").encode(), 0o600)
+                files.replace(folder / ABOUT, digests.to_json(about), 0o600)
             return
         for key, words in _CHANGED.items():
             if kept.get(key) != about[key]:
@@ -177,9 +177,7 @@ class Store:
         if not path.exists() and not _numbers(folder, STATE):
             return None
         try:
-            about = json.loads(_read(path))
-            if isinstance(about, dict):
-                return about
+            return digests.from_json(_read(path), path)
         except (ValueError, _DamagedError):
             pass
         raise UserError(
@@ -230,29 +228,20 @@ def _first(folder: Path, numbers: list[int]) -> int:
 
 
 def _encode(tree: Tree, about: Mapping[str, Any]) -> bytes:
-    from safetensors.torch import save
-
-    # Clones: the library refuses tensors that share memory, which a method's state may.
-    host = {name: value.detach().cpu().contiguous().clone() for name, value in tree.items()}
-    text = json.dumps(dict(about))
-    return save(host, metadata={"corefed": text, "digest": digest.hash_tree(host, text)})
+    return tensor_file.save(tree, {"corefed": json.dumps(dict(about))})
 
 
 def _decode(content: bytes) -> tuple[dict[str, Any], Tree]:
     """Every bit of what was encoded, or a refusal."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     try:
-        # The library's tensors share the file's bytes, whose alignment can change a sum's last bit.
-        tree = {name: value.clone() for name, value in load(content).items()}
-        length = int.from_bytes(content[:8], "little")
-        metadata = json.loads(content[8 : 8 + length])["__metadata__"]
+        # Loaded tensors share the file's bytes, whose alignment can change a sum's last bit.
+        tree = {k: v.clone() for k, v in tensor_file.load(content, "a client's state").items()}
+        metadata = tensor_file.metadata_of(content)
         text = metadata["corefed"]
-        if metadata["digest"] != digest.hash_tree(tree, text):
-            raise _DamagedError("its content is not what was written")
+        if "digest" in metadata and metadata["digest"] != digest.hash_tree(tree, text):
+            raise _DamagedError("its content is not what was written")  # of an earlier version
         about: dict[str, Any] = json.loads(text)
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise _DamagedError(str(error)) from error
     return about, tree
 

@@ -81,7 +81,9 @@ def prepare(task: Task, settings: ClientSettings, wanted: Experiment) -> TaskCon
     except UserError as error:  # speaks of shapes and names, which are sent at the join anyway
         raise PublicError(str(error)) from error
     device = device_for(settings.device)
-    model = setup.network(wanted.run, agreement.shape, len(agreement.classes), agreement.targets)
+    sizes = len(agreement.classes), agreement.targets
+    # Code that the client's own file lists, which `refuse_code` has made sure of.
+    model = setup.network(wanted.run, agreement.shape, *sizes, own.named(wanted.run.model))
     now = variants.at_round(wanted.settings, wanted.run, task.round)
     method = registry.build(wanted.run.method, now, model)
     store = Store(settings.state)

@@ -11,6 +11,9 @@ gradient, never change.
 The factory's random numbers are seeded by the run's seed, so the same seed gives the same start.
 What is fixed is made once, with a seed that never changes, so that a run read again has the same
 network.
+
+A file may name code, and may come from a stranger. So code is imported only where a person names
+it, on the command line or in Python (`named`), and never because a file does.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -61,10 +65,9 @@ def build(
     *,
     memory_mb: int,
     batch: int,
-    factory: Factory | None = None,
+    factory: Factory,
 ) -> Model:
-    """The network that a factory makes; it is looked up by its name unless it is given."""
-    factory = find(name) if factory is None else factory
+    """The network that a factory makes; messages call it by its name."""
     point = Point(name, tuple(shape), likelihood.outputs)
     module = make_module(factory, point, seed=0)
     shapes = _trained(module)
@@ -90,13 +93,27 @@ def build(
 # --- finding --------------------------------------------------------------------------------------
 
 
-def find(name: str) -> Factory:
-    """The callable that `module:factory` names; the working folder is searched first."""
+def named(name: str | None) -> Factory | None:
+    """The factory that a person has named; None where they name none, or a built-in network."""
+    return find(name) if name is not None and is_own(name) else None
+
+
+def refuse_unnamed(name: str) -> NoReturn:
+    """Refuse to import what only a file names."""
     if ":" not in name:
         raise UserError(
             "The network of this run was made in Python and has no module:factory to find it by; "
             "load it with Federation.load(folder, model=factory)."
         )
+    raise UserError(
+        f"The network is the code {name}, which a file names; code runs only where you name it "
+        f"yourself. If you trust it, add --model {name} (in Python: the factory). It is looked for "
+        "in the working folder first."
+    )
+
+
+def find(name: str) -> Factory:
+    """The callable that `module:factory` names; the working folder is searched first."""
     path, _, attribute = name.partition(":")
     with _working_folder_first():
         found: object = _import(path, name)

@@ -14,6 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from corefed.base import shown
 from corefed.base.errors import UserError
 from corefed.base.panels import panels
 from corefed.show.distinguish import differences, labels, words
@@ -29,7 +30,7 @@ WIDTH = 80
 
 def console() -> Console:
     """As wide as the terminal; a file or a pipe has room for a whole table."""
-    return Console() if sys.stdout.isatty() else Console(width=120)
+    return shown.console() if sys.stdout.isatty() else shown.console(width=120)
 
 
 def wrapped(sentence: str) -> str:

@@ -6,11 +6,9 @@ one. A resumed run shortens rounds.jsonl and rewrites experiment.toml; then all 
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import isfinite
@@ -23,7 +21,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from corefed.base import digests
 from corefed.base.errors import UserError
+from corefed.base.shown import printable
+from corefed.settings import toml
 from corefed.show import report
 from corefed.training import record, summaries
 from corefed.training.cost import of_summary
@@ -64,8 +65,7 @@ class Reader:
         try:
             about = (path / record.EXPERIMENT).stat()
             if self._settings != (about.st_ino, about.st_mtime_ns):
-                text = (path / record.EXPERIMENT).read_text(encoding="utf-8")
-                self._values = tomllib.loads(text)
+                self._values = toml.read(record.settings_file(path))
                 self._settings = about.st_ino, about.st_mtime_ns
                 self._forget()
             written = self._read(path / record.ROUNDS) or about.st_mtime
@@ -76,8 +76,6 @@ class Reader:
             ) from error
         except OSError as error:
             raise UserError(f"Cannot read {path}: {error.strerror}.") from error
-        except ValueError as error:
-            raise UserError(f"{path / record.EXPERIMENT} is damaged: {error}.") from error
         missing = {"method", "data", "partition", "clients", "seeds", "rounds"} - set(self._values)
         if missing:
             raise UserError(
@@ -96,25 +94,22 @@ class Reader:
         except FileNotFoundError:
             self._forget()
             return None
-        if not self._take(added) and self._end:  # shortened, and already longer again
+        if not self._take(added):  # shortened, and already longer again, or damaged
             self._forget()
-            self._take(file.read_bytes())
+            self._lines, self._end = record.read_lines(file)  # refuses damaged lines
         return file.stat().st_mtime if self._lines else None
 
     def _take(self, added: bytes) -> bool:
         """Whether the added lines continue the ones we have."""
-        for raw in added.splitlines(keepends=True):
-            if not raw.endswith(b"\n"):
-                return True  # an unfinished line
+        *whole, rest = added.split(b"\n")
+        for raw in whole:
             try:
-                line = json.loads(raw)
+                line = record.read_line(raw + b"\n", len(self._lines) + 1, self._path)
             except ValueError:
                 return False
-            if not isinstance(line, dict) or line.get("round") != len(self._lines) + 1:
-                return False
             self._lines.append(line)
-            self._end += len(raw)
-        return True
+            self._end += len(raw) + 1
+        return not digests.ends_sealed(rest)  # or else it is unfinished
 
     def _forget(self) -> None:
         self._lines, self._end = [], 0
@@ -150,7 +145,7 @@ def follow(
 
 def picture(look: Snapshot, now: float, *, plain: bool = False) -> RenderableType:
     """Everything that is shown, from top to bottom."""
-    parts: list[RenderableType] = [Text(_about(look), style="bold"), _progress(look)]
+    parts: list[RenderableType] = [Text(printable(_about(look)), style="bold"), _progress(look)]
     if look.lines:
         summary = summaries.summarise(look.values, look.lines, {})
         if summary["metrics"]:
@@ -161,7 +156,7 @@ def picture(look: Snapshot, now: float, *, plain: bool = False) -> RenderableTyp
             parts += [Text(f"after round {_evaluated(look.lines)}{over}"), table]
         parts += [_curves(look.lines, plain=plain), Text(_cost(summary))]
         if "federation" in look.lines[-1]:
-            parts.append(Text(_answers(look.lines[-1]["federation"])))
+            parts.append(Text(printable(_answers(look.lines[-1]["federation"]))))
     parts.append(_state(look, max(0.0, now - look.written)))
     return Group(*parts)
 
@@ -241,10 +236,8 @@ def _state(look: Snapshot, ago: float) -> Text:
     if look.finished:
         return Text(f"finished {duration(ago)} ago", style="green")
     if ago > max(QUIET, SLOW * max(map(_seconds, look.lines), default=0.0)):
-        return Text(
-            f"nothing new for {duration(ago)}: stopped? Go on with: {_resume(look.path)}",
-            style="yellow",
-        )
+        words = f"nothing new for {duration(ago)}: stopped? Go on with: {_resume(look.path)}"
+        return Text(printable(words), style="yellow")
     what = f"round {len(look.lines)} was written" if look.lines else "began"
     first = "" if look.lines else "; its first round is not finished"
     return Text(f"{what} {duration(ago)} ago{first}", style="dim")

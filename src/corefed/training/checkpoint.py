@@ -25,6 +25,7 @@ import torch
 
 from corefed.base import files
 from corefed.base.errors import UserError
+from corefed.base.shown import say_note
 from corefed.base.types import Tree
 from corefed.training import segments, state_file
 from corefed.training.pace import Pace
@@ -62,8 +63,8 @@ class Checkpoints:
     """The checkpoints of a run, or of one of several processes that train it together.
 
     `folder` is the run's, `values` its settings. `part` names a process ("2-of-4"), which has files
-    of its own and keeps its last two saves: processes that are killed may be one save apart. A run
-    that is resumed adds to what `load` gave.
+    of its own and keeps its last two saves: processes that are killed may be one save apart. Others
+    keep `kept`. A run that is resumed adds to what `load` gave.
     """
 
     def __init__(
@@ -74,8 +75,9 @@ class Checkpoints:
         share: float,
         minutes: float,
         part: str = "",
+        kept: int = 1,
     ) -> None:
-        self.run, self.values, self.kept = folder, values, 2 if part else 1
+        self.run, self.values, self.kept = folder, values, 2 if part else kept
         self.folder = folder / FOLDER / part
         self.pace = Pace(every, share, minutes)
         self._writer = Writer[tuple[Rows, Tree]](AHEAD)
@@ -233,7 +235,8 @@ def load(
 ) -> Loaded | None:
     """The newest checkpoint of a run, or the newest of at most `upto` rounds; None without one.
 
-    Refused unless this version and these settings can go on from it.
+    Refused unless this version and these settings can go on from it. Where it is damaged, the one
+    before it is taken, if there is one; then call `forget`.
     """
     here = folder / FOLDER / part
     saves = segments.read_manifest(here, values)
@@ -243,11 +246,28 @@ def load(
     fitting = [save for save in saves if upto is None or save.round <= upto]
     if not fitting:
         return None
-    newest = fitting[-1]
-    for segment in newest.files:
-        segment.check(here)
+    newest = _newest_whole(here, fitting)
     servers = segments.unpack_server(newest.server.read(here))
     return Loaded(newest.round, servers, here, newest.segments)
+
+
+def _newest_whole(folder: Path, saves: Sequence[Save]) -> Save:
+    """The newest save whose files are what was written; what is wrong with the newest if none is.
+
+    A note says so where it is not the newest of all.
+    """
+    wrong: UserError | None = None
+    for save in reversed(saves):
+        try:
+            save.verify(folder)
+        except UserError as error:
+            wrong = wrong or error
+            continue
+        if wrong is not None:
+            say_note(f"{wrong} The checkpoint before it, of round {save.round}, is used.")
+        return save
+    assert wrong is not None
+    raise wrong
 
 
 def forget(folder: Path, values: Mapping[str, object], part: str, after: int) -> None:

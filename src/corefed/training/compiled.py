@@ -28,6 +28,7 @@ from torch.nn.functional import pad
 
 from corefed.base import philox
 from corefed.base.rng import Streams
+from corefed.base.shown import say
 from corefed.base.types import Batch, ClientData, Method, Tree, Work
 from corefed.bayes.batches import noises, plan
 from corefed.training.client_side import Points, TakeSteps, step_by_step
@@ -93,11 +94,10 @@ class Steps:
 
     def _give_up(self, error: Exception) -> None:
         reason = str(error).strip().splitlines()
-        print(
+        say(
             "note: local steps could not be compiled and are taken one by one: "
             f"{type(error).__name__}{f' ({reason[0]})' if reason else ''}",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+            file=sys.stderr,         )  # fmt: skip
         self.given_up = True
 
     def _program(self, settings: Settings, example: Example) -> _Program:

@@ -7,7 +7,6 @@ its own clients. A mistake at one worker is raised by all, as one sentence.
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
@@ -19,8 +18,10 @@ import torch
 
 from corefed.base.errors import UserError
 from corefed.base.place import share
+from corefed.base.shown import say_note
 from corefed.base.types import Tree
 from corefed.data.clients import FederatedData
+from corefed.models import own
 from corefed.settings.config import differences, fingerprint, to_dict
 from corefed.settings.run import Experiment
 from corefed.training import calibration, checkpoint, fitted, joining, parts, record, saving
@@ -36,6 +37,7 @@ def train(
     experiment: Experiment,
     out: Path,
     *,
+    named: str | None = None,
     resume: bool = False,
     on_begin: Callable[[dict[str, Any], list[Line]], None] = lambda values, lines: None,
     on_round: Callable[[Line], None] = lambda line: None,
@@ -43,13 +45,14 @@ def train(
 ) -> Result:
     """Run an experiment on all workers of `world`; arguments are those of `rounds.train`.
 
-    `on_begin`, `on_round` and `stop` are called at the first worker only.
+    `named` is the code of a network that the user named, which every worker imports. `on_begin`,
+    `on_round` and `stop` are called at the first worker only.
     """
     began = time.perf_counter()
     folder = record.Folder(out)
     resume = bool(world.tell([resume])[0])
     world.agree(lambda: _check(world, experiment, folder, resume=resume))
-    setup, everyone = world.agree(lambda: _prepare(world, experiment, out))
+    setup, everyone = world.agree(lambda: _prepare(world, experiment, out, named))
     run, servers, values = setup.experiment.run, setup.servers, to_dict(setup.experiment)
     _compare(world, values, everyone)
     shard = parts.Shard(setup.clients, rows_of(run, share(run.clients, world.size, world.rank)))
@@ -108,7 +111,7 @@ def train(
         _keep_models(world, clients, servers, temperature, folder)
     summary = summarise(setup, everyone, lines, began, saves, workers=world.size)
     for note in saves.pace.notes if world.first and saves is not None else ():
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        say_note(note)
     world.agree(lambda: folder.finish(summary) if finished and world.first else None)
     world.done = True
     return Result(summary, finished, setup, servers, temperature)
@@ -125,7 +128,7 @@ def _check(world: World, experiment: Experiment, folder: record.Folder, *, resum
 
 
 def _prepare(
-    world: World, experiment: Experiment, out: Path | None = None
+    world: World, experiment: Experiment, out: Path | None = None, named: str | None = None
 ) -> tuple[Setup, FederatedData]:
     """This worker's part of the run, and the data of all clients on the host.
 
@@ -144,6 +147,7 @@ def _prepare(
         setup = prepare(
             experiment,
             everyone,
+            own.named(named),
             folder=out,
             share=lambda n: share(n, world.size, world.rank),
             beside=world.beside,

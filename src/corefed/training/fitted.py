@@ -17,13 +17,13 @@ the test points of these clients. The others predict with the shared model.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from corefed.base import digests, tensor_file
 from corefed.base.errors import UserError, did_you_mean
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import Method, Tree
@@ -32,7 +32,7 @@ from corefed.bayes.uncertainty import Prediction
 from corefed.data.cells import shorten
 from corefed.data.preparation import Preparation
 from corefed.methods import registry
-from corefed.models.own import Factory, is_own
+from corefed.models.own import Factory
 from corefed.settings.config import resolve
 from corefed.settings.run import Experiment
 from corefed.training import calibration, record
@@ -59,6 +59,7 @@ class Fitted(NamedTuple):
     clients: list[list[dict[str, Any]]]  # by seed: name, train, test, classes of each client
     method: Method
     models: Tree  # fitted.safetensors
+    factory: Factory | None = None  # of a user's own network
 
     @property
     def names(self) -> list[str]:
@@ -120,7 +121,7 @@ class Fitted(NamedTuple):
 
 
 def load(folder: Path, factory: Factory | None = None, *, client: str = "") -> Fitted:
-    """The models in a run's folder; a user's own network is imported by name, unless given.
+    """The models in a run's folder. A user's own network needs its factory: see `own.named`.
 
     A `client` that joined after training is read from its own folder.
     """
@@ -130,15 +131,15 @@ def load(folder: Path, factory: Factory | None = None, *, client: str = "") -> F
     if client in newcomers(folder) and client not in (each["name"] for each in data["clients"][0]):
         return load(folder / PERSONALIZED / client, factory)
     preparations = tuple(Preparation.from_dict(each) for each in data["preparations"])
-    experiment = resolve(folder / record.EXPERIMENT)
+    experiment = resolve(record.settings_file(folder))
     first = preparations[0]
     sizes = len(first.labels), len(first.targets)
     model = network(experiment.run, first.shape, *sizes, factory)
     method = registry.build(experiment.run.method, experiment.settings, model)
     models = read_tensors(folder, MODELS)
-    if factory is not None or is_own(experiment.run.model):
+    if factory is not None:
         _refuse_changed(folder, experiment, method, models)
-    return Fitted(folder, experiment, preparations, data["clients"], method, models)
+    return Fitted(folder, experiment, preparations, data["clients"], method, models, factory)
 
 
 def weights(models: Tree, clients: int) -> Tensor:
@@ -173,7 +174,7 @@ def _refuse_changed(folder: Path, experiment: Experiment, method: Method, models
 def read_data(folder: Path) -> dict[str, Any]:
     """data.json, checked."""
     try:
-        found: dict[str, Any] = dict(json.loads((folder / DATA).read_text(encoding="utf-8")))
+        found = digests.read_json(folder / DATA)
     except FileNotFoundError as error:
         raise UserError(_absent(folder, DATA)) from error
     except OSError as error:
@@ -191,12 +192,13 @@ def read_tensors(folder: Path, name: str) -> Tree:
     from safetensors.torch import load_file
 
     try:
+        tensor_file.check(folder / name)
         return load_file(folder / name)
     except FileNotFoundError as error:
         raise UserError(_absent(folder, name)) from error
     except OSError as error:
         raise UserError(f"Cannot read {folder / name}: {error.strerror}.") from error
-    except SafetensorError as error:
+    except (SafetensorError, digests.DamagedError) as error:
         raise UserError(f"{folder / name} is truncated or damaged ({error}).") from error
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from corefed.base.shown import say
 from corefed.training import record
 
 
@@ -37,7 +38,7 @@ def stop_on_interrupt(
             signal.signal(signal.SIGINT, before)
         first = time.monotonic()
         caught.append(number)
-        print("\nfinishing this round; Ctrl-C again stops at once", file=sys.stderr)
+        say("\nfinishing this round; Ctrl-C again stops at once", file=sys.stderr)
 
     before = signal.signal(signal.SIGINT, handler)
     try:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from corefed.base import files, tensor_file
+from corefed.base.digests import DamagedError, Stream
 from corefed.base.errors import UserError
 from corefed.base.types import Tree
 from corefed.training import saving
@@ -81,7 +82,7 @@ def _open(
     folder: Path, name: str, owned: Mapping[str, Sequence[int]], stack: ExitStack
 ) -> list[tuple[Any, Sequence[int]]]:
     """Each worker's file of this name, with the rows of its clients."""
-    from safetensors import safe_open  # checked by `checkpoint.require_library`
+    from safetensors import SafetensorError, safe_open  # checked by `checkpoint.require_library`
 
     found = []
     for part, rows in owned.items():
@@ -90,7 +91,14 @@ def _open(
             raise UserError(
                 f"{path} is missing; all workers need the folder of the run, as on a shared disk."
             )
-        found.append((stack.enter_context(safe_open(path, framework="pt")), rows))
+        try:
+            tensor_file.check(path)
+            file = stack.enter_context(safe_open(path, framework="pt"))
+        except (DamagedError, SafetensorError) as error:
+            raise UserError(
+                f"{path} is damaged ({error}); resume the run to make it again."
+            ) from error
+        found.append((file, rows))
     return found
 
 
@@ -109,9 +117,7 @@ def _shared(file: Any) -> Tree:
     return {name: file.get_tensor(name) for name in names}
 
 
-def _encode(
-    parts: Sequence[Any], rows: Sequence[Tensor], clients: int, shared: Tree
-) -> Iterator[bytes]:
+def _encode(parts: Sequence[Any], rows: Sequence[Tensor], clients: int, shared: Tree) -> Stream:
     """The file of the run: `shared`, and the entries of all workers in the order of rows.
 
     `rows` are those of each part's entries, ascending.

@@ -171,7 +171,8 @@ def join(
     experiment, steps = settings_for(model.experiment, int(data.train.size.sum()), steps, fraction)
     place = device_for(device)
     data = data.to(place)
-    made = network(experiment.run, data.train.x.shape[2:], data.classes, data.targets)
+    shape = data.train.x.shape[2:]
+    made = network(experiment.run, shape, data.classes, data.targets, model.factory)
     method = registry.build(experiment.run.method, experiment.settings, made)
     if method.traits.sent == ():
         raise UserError(

@@ -18,9 +18,11 @@ from pathlib import Path
 
 from corefed.base.errors import UserError
 from corefed.base.place import share
+from corefed.base.shown import say_note
 from corefed.base.types import Tree
 from corefed.training import checkpoint, segments
 from corefed.training.checkpoint import FOLDER, Clients
+from corefed.training.segments import Save
 
 Rounds = dict[int, list[list[int]]]
 """By number of workers, the rounds that each part has."""
@@ -63,11 +65,23 @@ def find(folder: Path, values: Mapping[str, object]) -> Rounds:
     found: Rounds = {}
     for path, rank, size in _parts(folder):
         parts = found.setdefault(size, [[] for _ in range(size)])
-        parts[rank] = [save.round for save in segments.read_manifest(path, values)]
+        parts[rank] = [
+            save.round for save in segments.read_manifest(path, values) if _whole(path, save)
+        ]
     whole = checkpoint.load(folder, values)
     if whole is not None:
         found[1] = [[whole.round]]
     return dict(sorted(found.items()))
+
+
+def _whole(path: Path, save: Save) -> bool:
+    """Whether a save can be read; a note says why not."""
+    try:
+        save.verify(path)
+    except UserError as error:
+        say_note(error)
+        return False
+    return True
 
 
 def newest(every: Sequence[Rounds]) -> Written:

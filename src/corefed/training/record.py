@@ -10,23 +10,23 @@
 
 Files are replaced whole (temporary file, fsync, rename), except rounds.jsonl, which grows; a
 resumed run cuts it back to the rounds of its checkpoint. `summary.json` can be made from
-experiment.toml and rounds.jsonl, so that an unfinished run can be read too.
+experiment.toml and rounds.jsonl, so that an unfinished run can be read too. Every file, and every
+line of rounds.jsonl, has a digest (`base/digests.py`); one that does not match is refused.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corefed.base import files
+from corefed.base import digests, files
 from corefed.base.errors import UserError
+from corefed.settings import toml
 from corefed.settings.config import to_dict, to_toml
 from corefed.settings.run import Experiment
 from corefed.training import cost
@@ -52,6 +52,23 @@ def default_folder(data: str, method: str) -> Path:
     base = Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 100))]
     return next((path for path in names if not path.exists()), base)
+
+
+def settings_file(path: Path) -> Path:
+    """experiment.toml of a run, which must be there and be what was written."""
+    file = path / EXPERIMENT
+    try:
+        digests.check_toml(file)
+    except FileNotFoundError as error:
+        raise UserError(f"{path} holds no run of corefed: it has no {EXPERIMENT}.") from error
+    except OSError as error:
+        raise UserError(f"Cannot read {file}: {error.strerror}.") from error
+    except digests.DamagedError as error:
+        raise UserError(
+            f"{file} was changed or damaged after the run wrote it; put it back as it was and give "
+            "other settings by --set. If you changed it on purpose, remove its first line."
+        ) from error
+    return file
 
 
 def begun(path: Path) -> bool:
@@ -80,7 +97,7 @@ class Folder:
         try:
             with self._writing("Nothing was written"):
                 self.path.mkdir(parents=True, exist_ok=True)
-                self._replace(EXPERIMENT, to_toml(experiment).encode())
+                self._replace(EXPERIMENT, digests.to_toml(to_toml(experiment)))
         except UserError:
             for path in made:
                 with suppress(OSError):
@@ -97,13 +114,17 @@ class Folder:
         `restore` gets the state before any file is changed, so that a damaged one changes none. A
         run that was killed before its first checkpoint starts again.
         """
-        from corefed.training.checkpoint import load  # torch takes a second
+        from corefed.training.checkpoint import forget, load  # torch takes a second
 
         self.refuse_missing()
-        state = load(self.path, to_dict(experiment))
+        values = to_dict(experiment)
+        state = load(self.path, values)
         if state is not None:
             restore(state)
-        return self.cut_back(experiment, state.round if state is not None else 0), state
+        lines = self.cut_back(experiment, state.round if state is not None else 0)
+        if state is not None:
+            forget(self.path, values, "", state.round)  # a damaged one after it
+        return lines, state
 
     def cut_back(self, experiment: Experiment, done: int) -> list[Line]:
         """The lines of the first `done` rounds; what is later is cut off, to go on from there."""
@@ -119,7 +140,8 @@ class Folder:
                     f"{self.path} stopped after round {done}, before an evaluation; ask for more "
                     "rounds."
                 )
-            self._replace(EXPERIMENT, to_toml(experiment).encode())  # rounds may have grown
+            # rounds may have grown
+            self._replace(EXPERIMENT, digests.to_toml(to_toml(experiment)))
             if done < rounds:
                 (self.path / SUMMARY).unlink(missing_ok=True)  # of the run when it was shorter
         return lines
@@ -131,7 +153,7 @@ class Folder:
         with self._writing(f"The rounds before {line['round']} are kept"):
             try:
                 with path.open("ab") as file:
-                    files.write(file.fileno(), (json.dumps(line) + "\n").encode())
+                    files.write(file.fileno(), digests.to_line(line))
             except OSError:
                 with suppress(OSError):
                     os.truncate(path, size)
@@ -147,11 +169,12 @@ class Folder:
     ) -> None:
         """Write a checkpoint at once; if that fails, the previous one is kept.
 
-        `rows` are those of private state that changed since, which `take` gives.
+        `rows` are those of private state that changed since, which `take` gives. The one before it
+        is kept too, for the case that the new one is damaged.
         """
         from corefed.training.checkpoint import Checkpoints  # torch takes a second
 
-        saves = Checkpoints(self.path, values, every=1, share=1.0, minutes=1.0)
+        saves = Checkpoints(self.path, values, every=1, share=1.0, minutes=1.0, kept=2)
         saves.mark(rows)
         saves.save(round_, servers, take)
         saves.close()
@@ -163,7 +186,7 @@ class Folder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         with self._writing("The rounds and the checkpoint are kept"):
-            self._replace(SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
+            self._replace(SUMMARY, digests.to_json(summary))
 
     def _replace(self, name: str, content: bytes) -> None:
         files.replace(self.path / name, content)
@@ -195,22 +218,35 @@ def main_model(metrics: Mapping[str, Any]) -> str:
 
 
 def read_lines(path: Path, most: int | None = None) -> tuple[list[Line], int]:
-    """The complete lines of rounds.jsonl, at most `most`, and where the last one ends."""
+    """The lines of rounds.jsonl, at most `most`, and where the last one ends.
+
+    The last line may be unfinished, and is then left out. A damaged one is refused.
+    """
     lines: list[Line] = []
     end = 0
     content = path.read_bytes() if path.exists() else b""
-    for raw in content.splitlines(keepends=True):
-        if len(lines) == most or not raw.endswith(b"\n"):
+    while end < len(content) and len(lines) != most:
+        after = content.find(b"\n", end) + 1
+        raw = content[end:after] if after else content[end:]
+        if not after and not digests.ends_sealed(raw):
             break
         try:
-            line = json.loads(raw)
-        except ValueError:
-            break
-        if not isinstance(line, dict) or line.get("round") != len(lines) + 1:
-            break
-        lines.append(line)
-        end += len(raw)
+            lines.append(read_line(raw, len(lines) + 1, path))
+        except ValueError as error:
+            raise UserError(
+                f"Line {len(lines) + 1} of {path} is damaged ({error}); resume the run if it is "
+                "unfinished, or put back a copy of the file."
+            ) from error
+        end = after
     return lines, end
+
+
+def read_line(raw: bytes, round_: int, path: Path) -> Line:
+    """A line of rounds.jsonl; a ValueError unless it is what was written for that round."""
+    line = digests.from_line(raw, path)
+    if line.get("round") != round_:
+        raise digests.DamagedError(f"it is not that of round {round_}")
+    return line
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
@@ -218,18 +254,26 @@ def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
     try:
         lines, _ = read_lines(path / ROUNDS)
         if (path / SUMMARY).exists():
-            summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-            schema = summary.get("schema") if isinstance(summary, dict) else None
+            summary = digests.read_json(path / SUMMARY)
+            schema = summary.get("schema")
             if schema != SCHEMA:
                 raise UserError(f"{path / SUMMARY} has schema {schema}, not {SCHEMA}.")
+            _refuse_shortened(path, summary, lines)
             return summary, cost.completed(summary["config"], lines)
-        values = tomllib.loads((path / EXPERIMENT).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"{path} holds no run of corefed: it has no {EXPERIMENT}.") from error
+        values = toml.read(settings_file(path))
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:  # both JSON's and TOML's
-        raise UserError(f"{path} holds a damaged file: {error}.") from error
+    except ValueError as error:
+        raise UserError(f"{path / SUMMARY} is damaged: {error}.") from error
     if not lines:
         raise UserError(f"The run in {path} has not finished its first round.")
     return summarise(values, lines, {}), cost.completed(values, lines)
+
+
+def _refuse_shortened(path: Path, summary: Mapping[str, Any], lines: Sequence[Line]) -> None:
+    """Refuse a finished run that has lost lines. A client of a federation has none at all."""
+    if lines and len(lines) < summary["rounds"]:
+        raise UserError(
+            f"{path / ROUNDS} has {len(lines)} whole lines and the run has {summary['rounds']} "
+            "rounds; put back a copy of the file, or run it again."
+        )

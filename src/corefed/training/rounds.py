@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from corefed.base.errors import UserError
+from corefed.base.shown import say_note
 from corefed.base.types import ClientData, Tree
 from corefed.data.clients import FederatedData
 from corefed.models.own import Factory
@@ -115,7 +115,7 @@ def train(
         folder.keep(lambda path: saving.keep_models(path, trees))
     summary = summarise(setup, setup.data, lines, began, saves)
     for note in saves.pace.notes if saves is not None else ():
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        say_note(note)
     if folder is not None and finished:
         folder.finish(summary)
     return Result(summary, finished, setup, servers, temperature)

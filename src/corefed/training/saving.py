@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corefed.base import files, tensor_file
+from corefed.base import digests, files, tensor_file
+from corefed.base.digests import Stream
 from corefed.base.rng import Streams, Who
 from corefed.base.types import Tree
 from corefed.bayes import uncertainty
@@ -143,7 +144,7 @@ def held_out_of(trees: Trees, models: Tree, rows: Sequence[int] | None = None) -
 
 
 def keep_data(folder: Path, data: FederatedData) -> None:
-    files.replace(folder / DATA, (json.dumps(describe(data), indent=1) + "\n").encode())
+    files.replace(folder / DATA, digests.to_json(describe(data)))
 
 
 def keep_models(folder: Path, trees: Trees) -> None:
@@ -152,18 +153,13 @@ def keep_models(folder: Path, trees: Trees) -> None:
     if trees.touched is not None:
         files.replace_all(folder, _in_parts(trees, about))
         return
-    from safetensors.torch import save  # checked by `checkpoint.require_library`
-
     models = models_of(trees)
     contents = {MODELS: models, HELD_OUT: held_out_of(trees, models)}
-    encoded = [(name, save(tree, metadata=about)) for name, tree in contents.items()]
-    files.replace_all(folder, encoded)
+    files.replace_all(folder, [(n, tensor_file.stream(t, about)) for n, t in contents.items()])
 
 
-def _in_parts(trees: Trees, about: dict[str, str]) -> Iterator[tuple[str, bytes | Iterator[bytes]]]:
+def _in_parts(trees: Trees, about: dict[str, str]) -> Iterator[tuple[str, Stream]]:
     """Both files, without all models in memory at once."""
-    from safetensors.torch import save  # checked by `checkpoint.require_library`
-
     shared = _of_runs(trees)
     rows = _rows(trees)
     first = next(iter(_parts(trees)))[1]
@@ -176,4 +172,4 @@ def _in_parts(trees: Trees, about: dict[str, str]) -> Iterator[tuple[str, bytes 
     yield MODELS, tensor_file.encode(shapes, content, about)
     found = [held_out_of(trees, {**shared, **part}, here) for here, part in _parts(trees)]
     tree = {name: torch.cat([each[name] for each in found]) for name in found[0]}
-    yield HELD_OUT, save(tree, metadata=about)
+    yield HELD_OUT, tensor_file.stream(tree, about)

@@ -13,13 +13,12 @@ they are all there; then the others are removed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from corefed.base import files
+from corefed.base import digests, files
 from corefed.base.errors import UserError
 from corefed.settings.config import differences, fingerprint, to_toml
 from corefed.settings.run import Experiment
@@ -45,16 +44,31 @@ class SearchFolder(record.Folder):
                 f"{self.path} holds no search to resume, it has no {SETTINGS}; start one by --out."
             )
 
+    def settings_file(self) -> Path:
+        """search.toml, which must be there and be what was written."""
+        self.refuse_missing()
+        try:
+            digests.check_toml(self.path / SETTINGS)
+        except OSError as error:
+            raise UserError(f"Cannot read {self.path / SETTINGS}: {error.strerror}.") from error
+        except digests.DamagedError as error:
+            raise UserError(
+                f"{self.path / SETTINGS} was changed or damaged after the search wrote it; put it "
+                "back as it was, or start a new search."
+            ) from error
+        return self.path / SETTINGS
+
     def begin(self, experiment: Experiment, report: Mapping[str, Any]) -> None:
         files.write_folder(
-            self.path, [(RESULT, _json(report)), (SETTINGS, to_toml(experiment).encode())]
+            self.path,
+            [(RESULT, digests.to_json(report)), (SETTINGS, digests.to_toml(to_toml(experiment)))],
         )
 
     def read(self) -> dict[str, Any]:
         """The content of tune.json."""
         self.refuse_missing()
         try:
-            found: dict[str, Any] = json.loads((self.path / RESULT).read_text(encoding="utf-8"))
+            found = digests.read_json(self.path / RESULT)
             schema = found["schema"]
         except OSError as error:
             raise UserError(f"Cannot read {self.path / RESULT}: {error.strerror}.") from error
@@ -78,7 +92,7 @@ class SearchFolder(record.Folder):
         with self._writing("The search is kept as it stood before"):
             folder.mkdir(exist_ok=True)
             files.replace_all(folder, ((k, v) for k, v in states.items() if v is not None))
-            self._replace(RESULT, _json(report))
+            self._replace(RESULT, digests.to_json(report))
             for path in folder.iterdir():
                 if path.name not in states:
                     path.unlink(missing_ok=True)
@@ -89,10 +103,6 @@ class SearchFolder(record.Folder):
             self._replace(record.EXPERIMENT, to_toml(found).encode())
         with suppress(OSError):
             (self.path / CHECKPOINTS).rmdir()
-
-
-def _json(report: Mapping[str, Any]) -> bytes:
-    return (json.dumps(report, indent=1) + "\n").encode()
 
 
 def refuse_another(there: Mapping[str, Any], here: Mapping[str, Any], where: Path) -> None:

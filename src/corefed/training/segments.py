@@ -4,17 +4,17 @@
     000012-server.safetensors   the server's state at the twelfth save: server.G.NAME
     000012-000.safetensors      rows of clients' private state: `rows` [n], private.NAME [n, ...]
 
-A file never changes, and its name is new. The manifest is replaced last, so that a killed process
-leaves one whose files are all there. A save adds the rows that changed since the save before; of
-several versions of a row the newest counts. A file without a newest version of any row is dropped.
-When files hold twice as many rows as count, or are too many, the small and the outdated ones are
-merged.
+A file never changes, and its name is new. The manifest has the SHA-256 of every file and of itself
+(`digests.py`), and is replaced last, so that a killed process leaves one whose files are all there.
+A save adds the rows that changed since the save before; of several versions of a row the newest
+counts. A file without a newest version of any row is dropped. When files hold twice as many rows as
+count, or are too many, the small and the outdated ones are merged.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 import torch
 
 from corefed import __version__
-from corefed.base import files
+from corefed.base import digests, files
 from corefed.base.errors import UserError
+from corefed.base.tensor_file import TYPES
 from corefed.base.types import Tree
 from corefed.settings.config import differences, fingerprint
 
 MANIFEST = "state.json"
-SCHEMA = 3
+SCHEMA = 4
 """Increase it when names or meanings of tensors, or of the manifest's keys, change."""
 
 PIECE = 128 << 20
@@ -42,12 +43,7 @@ MOST_FILES = 100
 SMALL = 1 << 20
 """Bytes of a file, below which it is written in one part."""
 
-TYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-"""How safetensors names the types of numbers."""
+CHANGED = "its content is not what was written"
 
 Rows = list[int]
 Part = bytes | memoryview
@@ -58,7 +54,7 @@ class Segment(NamedTuple):
 
     file: str
     bytes: int
-    crc32: int
+    sha256: str
 
     def read(self, folder: Path) -> Tree:
         """Its tensors; refused unless it is the file that was written."""
@@ -70,9 +66,19 @@ class Segment(NamedTuple):
             content = path.read_bytes()
         except OSError as error:
             raise UserError(f"Cannot read {path}: {error.strerror}.") from error
-        if zlib.crc32(content) != self.crc32:
-            raise damaged(path, "its content is not what was written")
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise damaged(path, CHANGED)
         return load(content)
+
+    def verify(self, folder: Path) -> None:
+        """Refuse a file that is not the one that was written, without its content in memory."""
+        path = folder / self.file
+        self.check(folder)
+        try:
+            if digests.hash_file(path) != self.sha256:
+                raise damaged(path, CHANGED)
+        except OSError as error:
+            raise UserError(f"Cannot read {path}: {error.strerror}.") from error
 
     def check(self, folder: Path) -> None:
         """Refuse a file that is missing or has another length."""
@@ -97,6 +103,11 @@ class Save(NamedTuple):
     @property
     def files(self) -> list[Segment]:
         return [self.server, *self.segments]
+
+    def verify(self, folder: Path) -> None:
+        """Refuse it if one of its files is not what was written."""
+        for each in self.files:
+            each.verify(folder)
 
 
 # --- the manifest ---------------------------------------------------------------------------------
@@ -144,7 +155,7 @@ def read_manifest(folder: Path, values: Mapping[str, object]) -> list[Save]:
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror}.") from error
     try:
-        found = json.loads(content)
+        found = digests.from_json(content, path)
         refuse_foreign(found, values, SCHEMA, path)
         return [
             Save(
@@ -168,8 +179,8 @@ def write_manifest(folder: Path, values: Mapping[str, object], saves: Sequence[S
         }
         for save in saves
     ]
-    content = json.dumps({**about(values, SCHEMA), "saves": described}, indent=1) + "\n"
-    files.replace(folder / MANIFEST, content.encode())
+    content = digests.to_json({**about(values, SCHEMA), "saves": described})
+    files.replace(folder / MANIFEST, content)
 
 
 def remove_others(folder: Path, values: Mapping[str, object]) -> None:
@@ -211,10 +222,10 @@ def encode(file: str, tensors: Tree) -> tuple[Segment, list[Part]]:
     content: list[Part] = [len(head).to_bytes(8, "little") + head, *parts]
     if end < SMALL:
         content = [b"".join(content)]
-    crc32 = 0
+    digest = hashlib.sha256()
     for part in content:
-        crc32 = zlib.crc32(part, crc32)
-    return Segment(file, 8 + len(head) + end, crc32), content
+        digest.update(part)
+    return Segment(file, 8 + len(head) + end, digest.hexdigest()), content
 
 
 def pack_server(servers: Sequence[Tree]) -> Tree:
@@ -241,11 +252,11 @@ def unpack_rows(tensors: Tree) -> tuple[Rows, Tree]:
 
 
 def read_rows(folder: Path, segment: Segment) -> Rows:
-    """Only which rows a file has."""
+    """Only which rows a file has; refused as in `read`."""
     from safetensors import SafetensorError, safe_open
 
     path = folder / segment.file
-    segment.check(folder)
+    segment.verify(folder)
     try:
         with safe_open(path, framework="pt") as file:
             rows: Rows = file.get_tensor("rows").tolist()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +14,7 @@ from torch import Tensor
 from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
+from corefed.base.shown import say_note
 from corefed.base.types import ClientData, Method, Tree, Work
 from corefed.data import datasets, held_out, partition, validation
 from corefed.data.clients import FederatedData, federate, stack
@@ -160,7 +160,7 @@ def prepare(
         compiled=compiled_steps(run, [experiment.settings], model),
     )  # fmt: skip
     for note in said:
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        say_note(note)
     data = data._replace(notes=(*data.notes, *said))
     return Setup(experiment, data, model, method, trained, servers, here.start)
 
@@ -214,7 +214,7 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
         many.append(data._replace(notes=notes))
     data = many[0] if len(many) == 1 else stack(many)
     for note in data.notes:
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        say_note(note)
     return data
 
 
@@ -255,10 +255,15 @@ def network(
     targets: int,
     factory: Factory | None = None,
 ) -> Model:
-    """The network for points of a shape, to classes, or to targets where classes is 0."""
+    """The network for points of a shape, to classes, or to targets where classes is 0.
+
+    A user's own is made by `factory`; without it, code that the run names is refused.
+    """
     noise = run.noise, run.learn_noise
     likelihood: Likelihood = Categorical(classes) if classes else Gaussian(targets, *noise)
-    if factory is not None or own.is_own(run.model):
+    if factory is None and own.is_own(run.model):
+        own.refuse_unnamed(run.model)
+    if factory is not None:
         return own.build(
             run.model,
             shape,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from corefed.base import tensor_file
 from corefed.base.errors import UserError
 from corefed.base.types import Tree
 from corefed.training import segments
@@ -33,23 +34,17 @@ def encode(
     values: Mapping[str, object], round_: int, servers: Sequence[Tree], private: Tree
 ) -> bytes:
     """The bytes of a checkpoint of the experiment whose settings are `values`."""
-    from safetensors.torch import save  # checked by `checkpoint.require_library`
-
     tensors = segments.pack_server(servers) | {f"private.{k}": v for k, v in private.items()}
     about = {**segments.about(values, SCHEMA), "round": round_}
-    host = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-    return save(host, metadata={"corefed": json.dumps(about)})
+    return tensor_file.save(tensors, {"corefed": json.dumps(about)})
 
 
 def decode(content: bytes, values: Mapping[str, object], where: str) -> State:
     """The state in a checkpoint; refused unless this run can resume from it."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     try:
-        tensors = load(content)
+        tensors = tensor_file.load(content, where)
         about = _about(content)
-    except (SafetensorError, ValueError, KeyError) as error:
+    except (ValueError, KeyError) as error:
         raise segments.damaged(where, error) from error
     segments.refuse_foreign(about, values, SCHEMA, where)
     # Tensors in the file's memory may be misaligned, which can change the last bit of a sum.
@@ -89,10 +84,8 @@ def like(found: Tree, fresh: Tree) -> Tree:
 
 
 def _about(content: bytes) -> dict[str, Any]:
-    """The metadata of `encode` in the header: 8 bytes of length, then JSON."""
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    about: dict[str, Any] = json.loads(header["__metadata__"]["corefed"])
+    """The metadata of `encode`."""
+    about: dict[str, Any] = json.loads(tensor_file.metadata_of(content)["corefed"])
     return about
 
 

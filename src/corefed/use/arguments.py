@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from corefed.base import digests
 from corefed.base.errors import UserError
 from corefed.data.memory import GivenPoints
 from corefed.models.own import Factory, name_of
@@ -48,13 +48,15 @@ def read_about(path: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = digests.read_json(file)
         return {name: found[name] for name in ("clients", "classes", "dtype", "test_fraction")}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{file} cannot be read: {error!r}.") from error
 
 
-def parameters(experiment: Experiment, model: Factory | None, fraction: float) -> dict[str, Any]:
+def parameters(
+    experiment: Experiment, model: str | Factory | None, fraction: float
+) -> dict[str, Any]:
     """Arguments that would repeat the run: what differs from the defaults."""
     values = to_dict(experiment)
     named = {key: value for key, value in values.items() if key in ("method", "preset")}

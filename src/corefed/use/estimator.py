@@ -6,9 +6,7 @@ The data are one pair (X, y) per client. Settings and training are those of `cor
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,13 +15,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from corefed.base import files
+from corefed.base import digests, files
 from corefed.base.errors import UserError
+from corefed.base.shown import say_note
 from corefed.data import memory
 from corefed.data.class_names import are_numbers
 from corefed.data.clients import FederatedData
 from corefed.data.memory import Array, Clients
-from corefed.models.own import Factory
+from corefed.models.own import Factory, named
 from corefed.settings.config import resolve, to_dict
 from corefed.settings.run import MEMORY, Experiment, Run
 from corefed.training import checkpoint, fitted, record, rounds, saving
@@ -108,7 +107,7 @@ class Federation:
         experiment = self._experiment(
             arguments.settings_from_data(pool, self.model, self._settings)
         )
-        factory = None if isinstance(self.model, str) else self.model
+        factory = named(self.model) if isinstance(self.model, str) else self.model
 
         def federate(run: Run) -> FederatedData:
             return memory.federate(pool, run, self.test_fraction)
@@ -130,8 +129,9 @@ class Federation:
         described = saving.describe(setup.data)["clients"]
         models = saving.models_of(trained.trees)
         self._fitted = Fitted(
-            Path(MEMORY), setup.experiment, data.preparations, described, setup.method, models
-        )
+            Path(MEMORY), setup.experiment, data.preparations, described, setup.method, models,
+            factory,
+        )  # fmt: skip
         self._trained, self._names = trained, pool.names
         self._found(pool.classes, trained.summary, lines, tuning)
         return self
@@ -193,24 +193,23 @@ class Federation:
             "dtype": self.classes_.dtype.str,
             "test_fraction": self.test_fraction,
         }
-        target.keep(
-            lambda here: files.replace(here / arguments.FILE, (json.dumps(about) + "\n").encode())
-        )
+        target.keep(lambda here: files.replace(here / arguments.FILE, digests.to_json(about)))
         if hasattr(self, "tuning_"):
             target.keep(lambda here: tuned.keep(here, self.tuning_))
         target.finish(self.summary_)
         return path
 
     @classmethod
-    def load(cls, folder: str | Path, *, model: Factory | None = None) -> Federation:
+    def load(cls, folder: str | Path, *, model: str | Factory | None = None) -> Federation:
         """A fitted federation from the folder of a run, also one of `corefed run`.
 
         Args:
             folder: The folder.
-            model: The factory of the network, where module:factory does not name it.
+            model: The factory of the network, or its name "package.module:factory", where the run
+                has one of your own. Code that only the folder names is not imported.
         """
         path = Path(folder)
-        ready = fitted.load(path, model)
+        ready = fitted.load(path, named(model) if isinstance(model, str) else model)
         about = arguments.read_about(path)
         labels = ready.preparations[0].labels
         if about:
@@ -290,7 +289,7 @@ class Federation:
 def _shown(notes: Sequence[str], total: int) -> Iterator[Any]:
     """Show what `corefed run` shows."""
     for note in notes:
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        say_note(note)
     with progress(total) as show:
         yield show
 

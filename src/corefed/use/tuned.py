@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from corefed.base import files
+from corefed.base import digests, files
 from corefed.base.errors import UserError, did_you_mean
 from corefed.data.clients import FederatedData
 from corefed.models.own import Factory
@@ -67,15 +66,14 @@ def search_first(
 
 
 def keep(folder: Path, report: Mapping[str, Any]) -> None:
-    files.replace(folder / RESULT, (json.dumps(report, indent=1) + "\n").encode())
+    files.replace(folder / RESULT, digests.to_json(report))
 
 
 def read(folder: Path) -> dict[str, Any] | None:
     """tune.json of a folder; None where it has none."""
     try:
-        found: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        return digests.read_json(folder / RESULT)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder / RESULT} cannot be read: {error!r}.") from error
-    return found
+        raise UserError(f"{folder / RESULT} cannot be read: {error}.") from error

@@ -9,6 +9,7 @@ import sys
 
 from corefed.base.device import device_for
 from corefed.base.errors import UserError
+from corefed.base.shown import say, say_note
 from corefed.data.table import Settings
 from corefed.federation.operate.folder import ClientFolder
 from corefed.federation.reading import local_data
@@ -28,13 +29,13 @@ def main() -> int:
             embedding="none",  # images must be readable; what they become is the run's to say
         )
     except UserError as error:
-        print(error)
+        say(error)
         return 2
     for note in data.notes:
-        print(f"note: {note}", file=sys.stderr)
+        say_note(note)
     what = f"{len(data.labels)} classes" if data.labels else "a regression"
     points = f"{len(data.y_train)} points to train on and {len(data.y_test)} to test on"
-    print(f"{settings.name}: {what}, {points}")
+    say(f"{settings.name}: {what}, {points}")
     return 0
 
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from corefed.base import files, machine
+from corefed.base.shown import say
 from corefed.federation.operate.processes import free_port, process_tree
 from corefed.show import report
 from corefed.training import record
@@ -98,11 +99,11 @@ def _compare(federated: Path, simulated: Path, seconds: float) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"==> {text}", flush=True)
+    say(f"==> {text}")
 
 
 def _command(words: Sequence[object]) -> list[str]:
-    print(f"$ corefed {shlex.join(map(str, words))}", flush=True)
+    say(f"$ corefed {shlex.join(map(str, words))}")
     return [sys.executable, "-m", "corefed", *map(str, words)]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from corefed.base import files
+from corefed.base import files, shown
 from corefed.base.errors import INTERRUPTED, UserError
 from corefed.federation import events
 from corefed.federation.operate import control, processes
@@ -68,7 +68,7 @@ def resume(
     name = check_run(name) if name else _last_run(server)
     folder = server.run_folder(name)
     assignments = [f"rounds={rounds}"] if rounds is not None else []
-    experiment = resolve(folder / record.EXPERIMENT, assignments=assignments)
+    experiment = resolve(record.settings_file(folder), assignments=assignments)
     done = len(record.read_lines(folder / record.ROUNDS)[0])
     if experiment.run.rounds < done:
         raise UserError(f"Run {name} has {done} rounds already; --rounds must be that or more.")
@@ -176,12 +176,12 @@ def _submit(
         return 1
     summary, _ = record.read(folder)
     if json:
-        print(jsonlib.dumps(summary, indent=1))
+        shown.say(jsonlib.dumps(summary, indent=1))
     elif quiet:
-        print(folder)
+        shown.say(folder)
     else:
         report.console().print(report.metrics_table(summary))
-        print(f"written to {folder}")
+        shown.say(f"written to {folder}")
     return 0
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from corefed.base import files, machine
+from corefed.base import files, machine, shown
 from corefed.base.errors import UserError
 from corefed.federation.operate.address import Address
 from corefed.federation.operate.folder import ClientFolder, ServerFolder
@@ -51,7 +51,7 @@ GRACE = 8.0
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    shown.say(text, file=sys.stderr)
 
 
 def require_flower() -> None:

@@ -42,7 +42,7 @@ def read_status(directory: Path) -> dict[str, Any]:
 
 
 def _run(folder: Path, flower: dict[str, Any] | None) -> dict[str, Any]:
-    values = toml.read(folder / record.EXPERIMENT, "the run is damaged")
+    values = toml.read(record.settings_file(folder))
     lines, _ = record.read_lines(folder / record.ROUNDS)
     happened = events.read(folder / record.EVENTS)
     complete = (folder / record.SUMMARY).exists()

@@ -33,7 +33,6 @@ a result (Mironov, CCS 2012).
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -44,7 +43,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from corefed.base import files
+from corefed.base import digests, files
 from corefed.base.errors import UserError
 from corefed.base.types import Method, Tree, Update
 from corefed.federation.trust import metric
@@ -186,6 +185,8 @@ def epsilon(mu: float, delta: float) -> float:
 # Ledger
 
 SCHEMA = 1
+MARK = b"The ledger beside this file has a digest.\n"
+"""Content of the lock's file, from the first entry on."""
 
 
 class Release(NamedTuple):
@@ -225,10 +226,11 @@ class Ledger:
             raise UserError(f"{release} is no release that could be counted; nothing was sent.")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _locked(self.path.with_name(f".{self.path.name}.lock")):
+            with _locked(_lock(self.path)) as handle:
                 releases = [*_read(self.path), release]
                 content = {"schema": SCHEMA, "releases": [each._asdict() for each in releases]}
-                files.replace(self.path, (json.dumps(content, indent=1) + "\n").encode(), 0o600)
+                files.replace(self.path, digests.to_json(content), 0o600)
+                os.write(handle, MARK)
         except OSError as error:
             raise UserError(
                 f"Cannot write {self.path}: {error.strerror}; the upload was not sent, since it "
@@ -238,9 +240,17 @@ class Ledger:
 
 
 def _read(path: Path) -> list[Release]:
-    """The releases in a file; none if there is no file yet."""
+    """The releases in a file; none if there is no file yet.
+
+    A file with a digest is never followed by one without, nor by none: either would lower epsilon.
+    """
     try:
-        content = json.loads(path.read_bytes())
+        marked = _lock(path).exists() and _lock(path).stat().st_size > 0
+        if marked and not path.exists():
+            raise ValueError("it is missing, and had entries")
+        if marked and not digests.has_digest(path):
+            raise ValueError("it has no digest any more")
+        content = digests.read_json(path)
         if content["schema"] != SCHEMA:
             raise ValueError(f"its schema is {content['schema']}, not {SCHEMA}")
         releases = [Release(**each) for each in content["releases"]]
@@ -263,13 +273,17 @@ def _sound(release: Release) -> bool:
     return kinds == (str, int, float, float) and all(0 < x < math.inf for x in release[2:])
 
 
+def _lock(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
+
+
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[int]:
     import fcntl  # not on Windows
 
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        yield handle
     finally:
         os.close(handle)  # which unlocks it

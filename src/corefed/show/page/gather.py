@@ -112,7 +112,7 @@ def read(folders: Sequence[Path]) -> list[RunFolder]:
 
 def _read_run(result: report.RunResult, label: str) -> RunFolder:
     path, summary, lines = result
-    experiment = _or_reason(lambda: resolve(path / record.EXPERIMENT))
+    experiment = _or_reason(lambda: resolve(record.settings_file(path)))
     about = _or_reason(lambda: fitted.read_data(path))
     if isinstance(about, Missing):
         return RunFolder(path, label, summary, lines, experiment, about, (), about, about)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from corefed.base.errors import UserError, did_you_mean
+from corefed.base.shown import say
 from corefed.training import cost as cost_of
 
 MARKS = {"mlflow": "mlflow.json", "tensorboard": "tensorboard"}
@@ -118,11 +119,10 @@ class Trackers:
             except Exception as error:
                 del self._live[name]
                 again = f"corefed run --resume {shlex.quote(str(self._folder))} --track {name}"
-                print(
+                say(
                     f"warning: --track {name} failed and is left out from here on, training goes "
                     f"on: {reason(error)}. What it misses is logged by: {again}",
                     file=sys.stderr,
-                    flush=True,
                 )
 
 

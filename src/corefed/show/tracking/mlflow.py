@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from corefed import __version__
-from corefed.base import files
+from corefed.base import digests, files
 from corefed.base.errors import UserError
 from corefed.show.tracking import MARKS, LoggedRound, Outcome, public, reason
 from corefed.training import record
@@ -111,7 +111,7 @@ class MLflowRun:
         settings = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
         known = self._go_on() or self._create(values)
         remembered = {"tracking_uri": public(self._uri), "run_id": self._id}
-        files.replace(folder / MARKS["mlflow"], (json.dumps(remembered) + "\n").encode())
+        files.replace(folder / MARKS["mlflow"], digests.to_json(remembered))
         self._settings(known.data.params, settings)
         self._skip = self._logged()
         for point in points:
@@ -215,12 +215,17 @@ def _experiment_name() -> str:
 
 
 def _remembered(folder: Path) -> dict[str, str]:
-    """mlflow.json of a run that was tracked before; empty if it cannot be read."""
+    """mlflow.json of a run that was tracked before; empty if there is none."""
+    file = folder / MARKS["mlflow"]
     try:
-        content = json.loads((folder / MARKS["mlflow"]).read_text(encoding="utf-8"))
+        content = digests.read_json(file)
         return {key: str(content[key]) for key in ("tracking_uri", "run_id")}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, NotADirectoryError):
         return {}
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{file} is damaged ({error}); remove it to log the run to MLflow as a new one."
+        ) from error
 
 
 def _local(uri: str) -> Path | None:

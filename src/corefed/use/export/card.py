@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from corefed.base.errors import UserError
+from corefed.base.shown import code, markdown
 from corefed.base.tables import markdown_table
 from corefed.data.preparation import Preparation
 from corefed.settings.config import to_dict
@@ -42,7 +43,7 @@ def write(
     with_program: bool,
 ) -> str:
     """`client` None: the numbers are those of all clients."""
-    whose = "all clients" if client is None else client
+    whose = "all clients" if client is None else markdown(client)
     sections = [
         (f"Model card: {'shared' if kind == 'global' else 'personal'} model of {whose}",
          [_first(model, kind, about)]),
@@ -65,6 +66,10 @@ def write(
     return "\n".join(text)
 
 
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(markdown, names))
+
+
 def _spaced(paragraphs: Sequence[str]) -> list[str]:
     return [line for paragraph in paragraphs for line in (paragraph, "")]
 
@@ -83,30 +88,31 @@ def _data(model: Fitted, g: int, client: str | None, preparation: Preparation) -
     rows = model.clients[g]
     mine = [row for row in rows if client in (None, row["name"])]
     names = (
-        f"Clients: {len(rows)}. This card is about {', '.join(row['name'] for row in mine[:20])}"
+        f"Clients: {len(rows)}. This card is about {_listed(row['name'] for row in mine[:20])}"
         f"{', ...' if len(mine) > 20 else ''}."
     )
     train, test = (sum(row[key] for row in mine) for key in ("train", "test"))
     words = [
-        f"Data set: {model.experiment.run.data}. {names}",
+        f"Data set: {markdown(model.experiment.run.data)}. {names}",
         f"Points: {train} to train on, {test} held out.",
     ]
     if preparation.labels:
         counts = np.sum([row["classes"] for row in mine], 0).tolist()
-        table = zip(preparation.labels, map(str, counts), strict=True)
+        table = zip(map(markdown, preparation.labels), map(str, counts), strict=True)
         words.append(
             "\n".join(markdown_table(("class", "training points"), [list(r) for r in table]))
         )
     else:
-        words.append(f"Targets: {', '.join(preparation.targets)}, in their own unit.")
+        words.append(f"Targets: {_listed(preparation.targets)}, in their own unit.")
     summary, _ = record.read(model.folder)
     told = summary.get("personalized")
     if told:
         words.append(
-            f"{told['name']} took no part in training: its model started from the shared one of "
-            f"{told['clients']} clients (data: {told['data']}), with {told['steps']} steps."
+            f"{markdown(told['name'])} took no part in training: its model started from the shared "
+            f"one of {markdown(told['clients'])} clients (data: {markdown(told['data'])}), with "
+            f"{markdown(told['steps'])} steps."
         )
-    words += [f"Note: {note}" for note in summary["environment"].get("notes", [])]
+    words += [f"Note: {markdown(note)}" for note in summary["environment"].get("notes", [])]
     return words
 
 
@@ -114,7 +120,7 @@ def _method(model: Fitted, kind: str, about: dict[str, Any]) -> list[str]:
     values = to_dict(model.experiment)
     run = {name: values[name] for name in SHOWN if name != "channels" or values["model"] == "cnn"}
     own = {k: v for k, v in values.items() if k in to_flat(model.experiment.settings)}
-    rows = [[name, f"`{value}`"] for name, value in {**run, **own, "seed": about["seed"]}.items()]
+    rows = [[name, code(value)] for name, value in {**run, **own, "seed": about["seed"]}.items()]
     words = ["\n".join(markdown_table(("setting", "value"), rows))]
     return [f"Method {about['method']}, model kind {kind}.", *words]
 
@@ -205,7 +211,7 @@ def _review(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
         f"{100 * settings.confidence:g} % confidence"
     )
     if flag.source == "none":
-        return [*words, *flag.notes]
+        return [*words, *map(markdown, flag.notes)]
     t = flag.threshold
     limit = (
         "Every prediction is kept"
@@ -217,15 +223,15 @@ def _review(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
         f"{limit}: {promise}. Chosen on {t.points} held-out points, of which {t.kept} were kept "
         f"and {t.wrong} of these wrong."
     )
-    return [*words, chosen, *flag.notes]
+    return [*words, chosen, *map(markdown, flag.notes)]
 
 
 def _use(preparation: Preparation, whose: str) -> list[str]:
     what = (
-        f"the class ({', '.join(preparation.labels[:20])}"
+        f"the class ({_listed(preparation.labels[:20])}"
         f"{', ...' if len(preparation.labels) > 20 else ''})"
         if preparation.labels
-        else f"{', '.join(preparation.targets)}"
+        else _listed(preparation.targets)
     )
     return [
         f"To predict {what} of points that come from where the training points of {whose} came "
@@ -262,14 +268,15 @@ def _input(preparation: Preparation) -> list[str]:
             "in others; COLUMN missing is 1 where there is none."
         ]
         names = [name for column in preparation.columns for name in column.features]
-        rows = [[str(place), name] for place, name in enumerate(names[:MOST_FEATURES])]
+        rows = [[str(place), markdown(name)] for place, name in enumerate(names[:MOST_FEATURES])]
         words.append("\n".join(markdown_table(("place", "feature"), rows)))
         if len(names) > MOST_FEATURES:
             words.append("The others are in preparation.json.")
         return words
     what = "numbers as they were trained on, before any scaling"
     if preparation.embedding != "none":
-        what = f"features that the frozen network {preparation.embedding} makes of an image"
+        name = markdown(preparation.embedding)
+        what = f"features that the frozen network {name} makes of an image"
     elif preparation.levels or preparation.kind == "images":
         what = "levels of pixels between 0 and 1 (bytes divided by 255), before any scaling"
     return [f"float32 [points, {shape}]: {what}."]
@@ -303,5 +310,6 @@ def _run(network: ExportedNetwork, with_program: bool) -> list[str]:
 def _versions(model: Fitted, about: dict[str, Any]) -> list[str]:
     summary, _ = record.read(model.folder)
     there = summary["environment"]
-    trained = f"Trained with corefed {there['corefed']}, torch {there['torch']}"
+    corefed, torch = markdown(there["corefed"]), markdown(there["torch"])
+    trained = f"Trained with corefed {corefed}, torch {torch}"
     return [f"{trained}; exported with corefed {about['corefed']}, torch {about['torch']}."]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from corefed.base.types import Tree
 from corefed.models import cnn
 from corefed.models.checks import Point
-from corefed.models.own import find, is_own, make_module
+from corefed.models.own import Factory, make_module
 from corefed.settings.run import Run
 
 
@@ -68,13 +68,22 @@ class ExportedNetwork(NamedTuple):
         return {name: part.view(p.shape).contiguous() for (name, p), part in named}
 
 
-def network(run: Run, shape: Sequence[int], outputs: int, growth: int = 1) -> ExportedNetwork:
-    """The module of a run; `growth` times as wide where neurons were matched (bnfed)."""
-    if is_own(run.model):
+def network(
+    run: Run,
+    shape: Sequence[int],
+    outputs: int,
+    growth: int = 1,
+    factory: Factory | None = None,
+) -> ExportedNetwork:
+    """The module of a run; `growth` times as wide where neurons were matched (bnfed).
+
+    A user's own is made by `factory`.
+    """
+    if factory is not None:
         point = Point(run.model, tuple(shape), outputs)
-        module = make_module(find(run.model), point, seed=0)
-        path, _, factory = run.model.partition(":")
-        code = f"import {path}\n\nnetwork = {path}.{factory}(...)  # as it was trained"
+        module = make_module(factory, point, seed=0)
+        path, _, name = run.model.partition(":")
+        code = f"import {path}\n\nnetwork = {path}.{name}(...)  # as it was trained"
         return ExportedNetwork(module, code)
     hidden = [growth * width for width in run.hidden]
     if run.model == "cnn":

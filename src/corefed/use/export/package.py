@@ -106,7 +106,7 @@ def _network(
 ) -> ExportedNetwork:
     """A network of the size of the weights: matched neurons make the global one wider."""
     run, settings = model.experiment.run, to_dict(model.experiment)
-    made = network(run, preparation.shape, likelihood.outputs)
+    made = network(run, preparation.shape, likelihood.outputs, factory=model.factory)
     if made.size + likelihood.extra != size and "growth" in settings:
         made = network(run, preparation.shape, likelihood.outputs, settings["growth"])
     if made.size + likelihood.extra != size:
