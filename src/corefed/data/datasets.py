@@ -189,6 +189,7 @@ def _embed(name: str, found: ImageSet, embedder: Embedding | None, bad_images: s
         keep_split=held_out is not None,
         notes=notes,
         embedding=embedder or "",
+        digest=found.pictures.digest() if embedder is not None else "",
     )
 
 

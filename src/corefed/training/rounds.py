@@ -25,6 +25,7 @@ from corefed.training import (
     cost,
     parts,
     record,
+    resuming,
     sampling,
     saving,
     summaries,
@@ -80,6 +81,7 @@ def train(
     lines: list[Line] = []
     if folder is not None and resume:
         parts.refuse(folder.path)
+        resuming.refuse_other_data(folder.path, setup.data)
 
         def restore(state: checkpoint.Loaded) -> None:
             nonlocal servers

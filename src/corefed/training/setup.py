@@ -16,7 +16,7 @@ from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import ClientData, Method, Tree, Work
-from corefed.data import datasets, held_out, partition, validation
+from corefed.data import datasets, fingerprint, held_out, partition, validation
 from corefed.data.clients import FederatedData, federate, stack
 from corefed.data.dataset import Dataset
 from corefed.data.table import Settings
@@ -209,6 +209,8 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
             notes = (*notes, *held_out.validation_notes(splits, dataset, names))
         if run.data.startswith(OWN):
             notes = (*notes, *validation.find_warnings(dataset))
+        if seed == run.seeds[0] and run.data.startswith((*OWN, *datasets.IMAGES)):
+            data = data._replace(fingerprint=fingerprint.of(dataset))
         if count != run.clients != Run.clients:
             notes = (*notes, f"clients is {run.clients}, but the data have {count}: all take part.")
         many.append(data._replace(notes=notes))
