@@ -20,6 +20,7 @@ from corefed.data import (
     cells,
     clients,
     columns,
+    memory,
     npz,
     partition,
     scaling,
@@ -412,6 +413,44 @@ def test_npz_task(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     assert npz.read(path, 100).classes == 9
     assert npz.read(path, 100, task="regression").y.shape == (9, 1)
+
+
+@pytest.mark.parametrize(
+    ("targets", "task", "labels"),
+    [
+        ([0.0, 1.0], "auto", ("0", "1")),
+        ([-1.0, 1.0], "auto", ("-1", "1")),
+        ([0.0, 1.0], "regression", ()),
+        ([0.0, 0.5], "auto", ()),
+        (list(range(21)), "auto", ()),
+        (list(range(21)), "classification", tuple(map(str, range(21)))),
+    ],
+)
+def test_one_rule_says_what_floating_point_numbers_are(
+    tmp_path: Path, targets: list[float], task: str, labels: tuple[str, ...]
+) -> None:
+    """In a table, in an .npz and in memory: few different whole numbers are classes, and said."""
+    y = np.array(targets * 3, dtype=np.float64)
+    x = np.arange(2.0 * len(y)).reshape(-1, 2) ** 1.5
+    np.savez(tmp_path / "a.npz", X=x, y=y)
+    rows = [(*map(str, point), str(each)) for point, each in zip(x, y, strict=True)]
+    read_table = read(write(tmp_path / "a.csv", ("a", "b", "y"), rows), "y", "", task=task)
+    for found in (
+        npz.read(tmp_path / "a.npz", 100, task=task),
+        memory.gather({"p": (x, y)}, None, task).dataset,
+    ):
+        assert found.labels == labels == read_table.labels
+        assert torch.equal(found.y, read_table.y)
+        noted = "different whole numbers as floating-point numbers; they are taken for classes: "
+        assert any(noted + ", ".join(labels) in note for note in found.notes) == (
+            bool(labels) and task == "auto"
+        )
+
+
+def test_floating_point_numbers_that_cannot_be_classes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", X=np.ones((6, 2)), y=np.array([0.5, 1] * 3))
+    with pytest.raises(UserError, match="floating-point numbers that are not whole"):
+        npz.read(tmp_path / "a.npz", 100, task="classification")
 
 
 # --- validation -----------------------------------------------------------------------------------

@@ -28,9 +28,6 @@ FEWEST_ROWS = 3
 """A column with more values than MANY_CLIENTS and fewer rows per value is taken for an identifier:
 a client needs two points to train on and one to test."""
 
-FEW = 20
-"""A numeric target with at most this many different whole numbers is a classification."""
-
 
 class Settings(NamedTuple):
     """How to read a table: settings of a run."""
@@ -163,10 +160,10 @@ def _task(source: Source, target: Profile, settings: Settings) -> str:
     if target.too_large and not target.texts:
         raise UserError(profile.describe_large(source, target))
     line, cell = target.first_text
-    few = 0 < len(target.values) <= FEW and target.whole
+    different = len(target.values) if target.whole else 0
     # At one site, any repeated value is enough: other sites have more rows.
-    recurring = few and 2 * len(target.values) <= target.present
-    classed = bool(target.texts) or recurring or (settings.partial and few and not target.different)
+    enough = 2 * different if settings.partial and not target.different else target.present
+    classed = bool(target.texts) or class_names.are_few(different, enough)
     auto = "classification" if classed else "regression"
     task = auto if settings.task == "auto" else settings.task
     if target.texts:
@@ -176,7 +173,7 @@ def _task(source: Source, target: Profile, settings: Settings) -> str:
             f"{source.at(line)} has {cell[:40]!r} in column {target.name!r}; a regression needs "
             "numbers."
         )
-    if target.texts and 2 * target.texts < target.present and len(target.values) > FEW:
+    if target.texts and 2 * target.texts < target.present and len(target.values) > class_names.FEW:
         raise UserError(
             f"{source.at(line)} has {cell[:40]!r} in column {target.name!r}, "
             f"{target.among_numbers}; correct it, or leave it empty."
