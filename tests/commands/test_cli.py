@@ -313,3 +313,13 @@ def test_divergence_is_told_and_what_was_recorded_kept(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.code == 2
     assert "Training diverged: in round" in result.err
+
+
+def test_the_coreset_error_is_beside_that_of_a_random_subset(tmp_path: Path) -> None:
+    """Alone it says little: it rises in a good run."""
+    out = tmp_path / "run"
+    result = corefed("run", *SMALL, "--method=coreset-pfedbayes", "--fraction=0.3", f"--out={out}")
+    assert result.code == 0, result.err
+    said = " ".join(result.out.split())
+    ratio = json.loads((out / "summary.json").read_text())["coreset"]["over_uniform"]
+    assert f"({ratio:.2f} times a random subset's)" in said

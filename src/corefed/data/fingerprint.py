@@ -1,7 +1,7 @@
 """The user's own data in a few hashes, so that a run only goes on with the data it began with.
 
 Data are hashed as they were read, before they are split and scaled: those numbers are the same on
-every machine. 200,000 rows of 30 numbers take less than a tenth of a second.
+every machine. 200,000 rows of 30 numbers take a tenth of a second.
 """
 
 from __future__ import annotations
