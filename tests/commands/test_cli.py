@@ -371,3 +371,13 @@ def test_the_package_lists_its_names() -> None:
 
     assert set(package.__all__) <= set(dir(package))
     assert all(hasattr(package, name) for name in package.__all__)
+
+
+def test_the_coreset_error_is_beside_that_of_a_random_subset(tmp_path: Path) -> None:
+    """Alone it says little: it rises in a good run."""
+    out = tmp_path / "run"
+    result = corefed("run", *SMALL, "--method=coreset-pfedbayes", "--fraction=0.3", f"--out={out}")
+    assert result.code == 0, result.err
+    said = " ".join(result.out.split())
+    ratio = json.loads((out / "summary.json").read_text())["coreset"]["over_uniform"]
+    assert f"({ratio:.2f} times a random subset's)" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import re
 import struct
 import sys
 import threading
@@ -384,3 +385,16 @@ def test_stack_refuses_different_tasks() -> None:
     first: FederatedData = federate(dataset, splits)
     with pytest.raises(ValueError, match="different classes"):
         stack([first, first._replace(classes=4)])
+
+
+def test_a_file_or_a_folder_without_its_kind(tmp_path: Path) -> None:
+    """The sentence says what to type."""
+    for name, words in (
+        ("ok.csv", "for that file write --data table:ok.csv --target COLUMN"),
+        ("some/ok.parquet", "write --data table:some/ok.parquet --target COLUMN"),
+        ("ok.npz", "write --data npz:ok.npz."),
+        ("ok.xlsx", "ok.xlsx is an Excel file; save it in Excel as CSV, and write table:FILE.csv"),
+        (str(tmp_path), f"for a folder of images write image-folder:{tmp_path}"),
+    ):
+        with pytest.raises(UserError, match=re.escape(words)):
+            load(name)

@@ -80,6 +80,29 @@ BAD = {
         "x;site;y\n" + rows(30, "{i},5;s;{ab}"),
         "decimal commas, such as '0,5'; write decimal points",
     ),
+    "a thousand, or a decimal comma": (
+        GOOD + '"1,472",s,a\n',
+        "Column 'x' of",
+        "numbers with a comma, such as '1,472'; leave it out where it stands between thousands",
+    ),
+    "thousands": (
+        GOOD + '"1,472",s,a\n"1,001,472",s,a\n"1,472.5",s,a\n',
+        "commas between thousands, such as",
+    ),
+    "percentages": (GOOD + "50%,s,a\n2.5 %,s,a\n", "percentages, such as '50%'; write them"),
+    "percentages to predict": (
+        "x,site,y\n" + rows(30, "{i},s,{i}%"),
+        "Column 'y' of",
+        "percentages, such as '0%'",
+    ),
+    "too large": (
+        GOOD + "1e300,s,a\n", "Line 32 of", "has 1e300, more than 3.4e+38, in column 'x'"
+    ),
+    "too large a target": (
+        "x,site,y\n" + rows(60, "{i},s,{i}.5") + "1,s,-1e39\n",
+        "Line 62 of",
+        "has -1e39, more than 3.4e+38, in column 'y'",
+    ),
     "infinite": (GOOD + "inf,s,a\n", "Line 32 of", "has an infinite number in column 'x'"),
     "infinite target": ("x,site,y\n" + rows(60, "{i},s,{i}.5") + "1,s,inf\n", "infinite number"),
     "an empty column": ("x,z,site,y\n" + rows(30, "{i},,s,{ab}"), "'z' of", "is empty; leave it"),
@@ -158,6 +181,14 @@ def test_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_refused(run(tmp_path, out, "--target=y"), out, "is no file; a table is a .csv")
     (tmp_path / "a.csv").write_bytes("x,site,y\nä,b,c\n".encode("latin-1"))
     assert_refused(run(tmp_path / "a.csv", out, "--target=y"), out, "is not UTF-8 text")
+    for begin, words in (
+        (b"PK\x03\x04", "an Excel file or another archive; save it in Excel as CSV"),
+        (b"\xd0\xcf\x11\xe0", "an old Excel file; save it in Excel as CSV"),
+        (b"\x1f\x8b", "compressed; unpack it"),
+        (b"PAR1", "a Parquet file; give it the ending .parquet"),
+    ):
+        (tmp_path / "a.csv").write_bytes(begin + b"\0" * 9)
+        assert_refused(run(tmp_path / "a.csv", out, "--target=y"), out, "By its content", words)
     (tmp_path / "a.xlsx").write_bytes(b"PK")
     assert_refused(run(tmp_path / "a.xlsx", out, "--target=y"), out, "no table by its ending")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing else")

@@ -16,15 +16,18 @@ from hypothesis import strategies as st
 
 from corefed.base.errors import UserError
 from corefed.data import (
+    arrow_csv,
     cells,
     clients,
     columns,
+    memory,
     npz,
     partition,
     scaling,
     sources,
     table,
     validation,
+    values,
 )
 from corefed.data.columns import Column
 from corefed.data.dataset import Dataset
@@ -69,17 +72,17 @@ def same(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 def test_features_by_hand(tmp_path: Path) -> None:
-    """Columns in alphabetical order; text one-hot; what some rows lack has a feature of its own."""
+    """Columns in the file's order; text one-hot; what some rows lack has a feature of its own."""
     data = read(write(tmp_path / "a.csv"), categorical=("code",))
     assert features(data) == (
-        "age", "age missing", "code=1", "code=2", "code=3", "sex=f", "sex=m", "sex missing",
+        "sex=f", "sex=m", "sex missing", "age", "age missing", "code=1", "code=2", "code=3",
     )  # fmt: skip
     nan = math.nan
     expected = [
-        [30, 0, 1, 0, 0, 1, 0, 0],
-        [nan, 1, 0, 1, 0, 0, 1, 0],
-        [50, 0, 1, 0, 0, 1, 0, 0],
-        [40, 0, 0, 0, 1, 0, 0, 1],
+        [1, 0, 0, 30, 0, 1, 0, 0],
+        [0, 1, 0, nan, 1, 0, 1, 0],
+        [1, 0, 0, 50, 0, 1, 0, 0],
+        [0, 0, 1, 40, 0, 0, 0, 1],
     ]
     assert same(data.x, torch.tensor(expected, dtype=torch.float64))
     assert data.labels == ("ill", "well") and data.y.tolist() == [0, 1, 1, 0]
@@ -91,9 +94,40 @@ def test_features_by_hand(tmp_path: Path) -> None:
     assert "1 in 'age'" in said and "1 in 'sex'" in said
 
 
+def test_features_keep_the_order_of_the_file(tmp_path: Path) -> None:
+    """A convolution over t0, t1, ..., t59 needs them in this order: not t0, t1, t10, t11."""
+    names = [f"t{i}" for i in range(60)]
+    rows = [[*map(str, range(i, i + 60)), "ab"[i % 2]] for i in range(20)]
+    data = read(write(tmp_path / "a.csv", [*names, "y"], rows), "y", "")
+    assert features(data) == tuple(names)
+    assert data.x[3].tolist() == list(range(3, 63))
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])
+def test_row_numbers_of_pandas_are_left_out_and_said(tmp_path: Path, name: str) -> None:
+    """A column without a name, or with the name that pandas gives it when it reads it again."""
+    rows = [(str(i), *row) for i, row in enumerate(ROWS)]
+    data = read(write(tmp_path / "a.csv", (name, *HEADER), rows))
+    assert same(data.x, read(write(tmp_path / "b.csv")).x)
+    assert data.layout is not None and data.layout.ignored == ("Unnamed: 0",)
+    assert (
+        "has a column without a name ('Unnamed: 0'), as pandas writes row numbers" in data.notes[0]
+    )
+    other = write(
+        tmp_path / "c.csv",
+        ("sex", name or " ", "y"),
+        [("f", str(i), "ab"[i % 2]) for i in range(9)],
+    )
+    if name:
+        assert features(read(other, "y", "", categorical=(name,)))[1] == "Unnamed: 0=0"
+    else:
+        with pytest.raises(UserError, match=r"Column 2 of .* has no name"):
+            read(other, "y", "")
+
+
 def test_ignored_columns_and_no_clients(tmp_path: Path) -> None:
     data = read(write(tmp_path / "a.csv"), client="", ignore=("site", "code"))
-    assert features(data) == ("age", "age missing", "sex=f", "sex=m", "sex missing")
+    assert features(data) == ("sex=f", "sex=m", "sex missing", "age", "age missing")
     assert data.groups is None and len(data.y) == 5
 
 
@@ -136,10 +170,10 @@ def test_names_of_numbers() -> None:
     assert [cells.as_name(each) for each in named] == [
         "2", "2", "2", "02", "2.5", "-1", "x.0", "1e3",
     ]  # fmt: skip
-    assert sources.names(np.array([2.0, 2.5, math.nan, -1.0])) == ["2", "2.5", "", "-1"]
-    values, texts = sources.numbers(["1", "1_0", "", "NA", " 3 ", "x"])
+    assert values.names(np.array([2.0, 2.5, math.nan, -1.0])) == ["2", "2.5", "", "-1"]
+    found, texts = values.numbers(["1", "1_0", "", "NA", " 3 ", "x"])
     assert texts == [1, 5]
-    assert [None if math.isnan(v) else v for v in values] == [1, None, None, None, 3, None]
+    assert [None if math.isnan(v) else v for v in found] == [1, None, None, None, 3, None]
 
 
 # --- what is learnt -------------------------------------------------------------------------------
@@ -200,7 +234,7 @@ VALUES = {
     order=st.permutations(list(VALUES)),
     block=st.integers(1, 9),
 )
-def test_reading_is_independent_of_column_order_and_blocks(
+def test_features_follow_their_columns_whatever_the_blocks(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[dict[str, str]],
     order: list[str],
@@ -219,18 +253,18 @@ def test_reading_is_independent_of_column_order_and_blocks(
             return str(error).replace(str(path), "PATH")
         return found
 
-    before = sources.BLOCK
     one = outcome(paths[0])
-    try:
-        sources.BLOCK = block
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "BLOCK", block)
+        patch.setattr(arrow_csv, "BYTES", 20 * block)  # where a row is longer, csv goes on
         two = outcome(paths[1])
-    finally:
-        sources.BLOCK = before
     if isinstance(one, str) or isinstance(two, str):
         assert isinstance(one, str) and isinstance(two, str)
         return
-    assert features(one) == features(two) and one.labels == two.labels
-    assert same(one.x, two.x) and torch.equal(one.y, two.y) and torch.equal(one.groups, two.groups)
+    mine, theirs = one.layout.columns, two.layout.columns
+    assert [each.name for each in theirs] == [name for name in order if name in "abc"]
+    assert same(one.x, columns.change_layout(two.x, theirs, mine)) and one.labels == two.labels
+    assert torch.equal(one.y, two.y) and torch.equal(one.groups, two.groups)
     assert one.group_names == two.group_names
 
 
@@ -379,6 +413,44 @@ def test_npz_task(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     assert npz.read(path, 100).classes == 9
     assert npz.read(path, 100, task="regression").y.shape == (9, 1)
+
+
+@pytest.mark.parametrize(
+    ("targets", "task", "labels"),
+    [
+        ([0.0, 1.0], "auto", ("0", "1")),
+        ([-1.0, 1.0], "auto", ("-1", "1")),
+        ([0.0, 1.0], "regression", ()),
+        ([0.0, 0.5], "auto", ()),
+        (list(range(21)), "auto", ()),
+        (list(range(21)), "classification", tuple(map(str, range(21)))),
+    ],
+)
+def test_one_rule_says_what_floating_point_numbers_are(
+    tmp_path: Path, targets: list[float], task: str, labels: tuple[str, ...]
+) -> None:
+    """In a table, in an .npz and in memory: few different whole numbers are classes, and said."""
+    y = np.array(targets * 3, dtype=np.float64)
+    x = np.arange(2.0 * len(y)).reshape(-1, 2) ** 1.5
+    np.savez(tmp_path / "a.npz", X=x, y=y)
+    rows = [(*map(str, point), str(each)) for point, each in zip(x, y, strict=True)]
+    read_table = read(write(tmp_path / "a.csv", ("a", "b", "y"), rows), "y", "", task=task)
+    for found in (
+        npz.read(tmp_path / "a.npz", 100, task=task),
+        memory.gather({"p": (x, y)}, None, task).dataset,
+    ):
+        assert found.labels == labels == read_table.labels
+        assert torch.equal(found.y, read_table.y)
+        noted = "different whole numbers as floating-point numbers; they are taken for classes: "
+        assert any(noted + ", ".join(labels) in note for note in found.notes) == (
+            bool(labels) and task == "auto"
+        )
+
+
+def test_floating_point_numbers_that_cannot_be_classes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", X=np.ones((6, 2)), y=np.array([0.5, 1] * 3))
+    with pytest.raises(UserError, match="floating-point numbers that are not whole"):
+        npz.read(tmp_path / "a.npz", 100, task="classification")
 
 
 # --- validation -----------------------------------------------------------------------------------

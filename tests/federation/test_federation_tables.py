@@ -167,7 +167,7 @@ def test_a_federation_trains_as_its_simulation(tmp_path: Path, target: str, meth
     flags: dict[str, Any] = {
         "method": method, "clients": 3, "rounds": 2, "local_steps": 10, "hidden": "8",
         "ignore": ",".join(each for each in reading.ignore if each != "site"),
-        "categorical": "ward", "client_column": "site",
+        "categorical": "ward", "client_column": "site", "evaluate_draws": 100,
     }  # fmt: skip
     places = {
         site: task_context.ClientSettings(
@@ -208,7 +208,7 @@ def test_a_site_may_lack_classes_values_and_columns_to_ignore(tmp_path: Path) ->
     """In a table of all sites these would be mistakes."""
     (tmp_path / "a.csv").write_text("x,s,y\n" + ",u,ill\n" * 4)
     data = read(tmp_path / "a.csv", Settings("y", ignore=("patient",)))
-    assert data.labels == ("ill",) and describe(data)["columns"][1]["kind"] == "empty"
+    assert data.labels == ("ill",) and describe(data)["columns"][0]["kind"] == "empty"
     (tmp_path / "b.csv").write_text("s,y\n" + "u,3\nu,3\nu,5\n")
     assert read(tmp_path / "b.csv", Settings("y"), test_fraction=0).labels == ("3", "5")
     (tmp_path / "c.csv").write_text("s,y\n" + "u,3\nu,4\nu,5\n")
@@ -329,9 +329,9 @@ def test_descriptions_by_hand(tmp_path: Path) -> None:
     assert said == {
         "train": 4, "test": 0, "classes": [], "targets": 1, "target": [2.0, 5.0],
         "columns": [
-            {"name": "e", "kind": "empty", "missing": 4, **nothing},
             {**nothing, "name": "s", "kind": "category", "missing": 1, "categories": ["u", "v"]},
             {**nothing, "name": "x", "kind": "number", "missing": 1, "mean": 3.0, "m2": 8.0},
+            {"name": "e", "kind": "empty", "missing": 4, **nothing},
         ],
     }  # fmt: skip
 
@@ -383,13 +383,14 @@ def site(*columns: dict[str, Any], **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_categories_of_all_sites_in_one_order() -> None:
+def test_columns_and_categories_of_all_sites_in_one_order() -> None:
+    """Columns as in the table of the first client, categories by the alphabet."""
     north = site(column("s", categories=["v", "é"]), column("x", missing=4))
     south = site(column("x"), column("s", categories=["u", "v"]))
     east = site(column("s", kind="empty"), column("x", kind="empty"))
     wanted = (Column("s", ("u", "v", "é")), Column("x", (), True))
-    for said in ([north, south], [south, north]):
-        assert agree(said, (), "features").columns == wanted
+    assert agree([north, south], (), "features").columns == wanted
+    assert agree([south, north], (), "features").columns == wanted[::-1]
     empty = agree([east, north, south], (), "features")
     assert empty.columns == (Column("s", ("u", "v", "é"), True), Column("x", (), True))
     assert empty.shape == (6,)

@@ -45,6 +45,27 @@ def everything(**given):
     return nn.Linear(4, given["outputs"])
 
 
+def ends_with_softmax(outputs):
+    return nn.Sequential(nn.Linear(4, outputs), nn.Softmax(-1))
+
+
+def ends_with_sigmoid(outputs):
+    return nn.Sequential(nn.Linear(4, outputs), nn.Sigmoid())
+
+
+def ends_with_log_softmax(outputs):
+    return nn.Sequential(nn.Linear(4, outputs), nn.LogSoftmax(-1))
+
+
+class Probabilities(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.last = nn.Linear(4, outputs)
+
+    def forward(self, x):
+        return F.softmax(self.last(x), -1).clamp_min(1e-9)
+
+
 def nothing(width=8):
     return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 3))
 
@@ -358,6 +379,12 @@ def test_dropout_is_off_and_said(nets: Path) -> None:
     assert "'layer.self_attn' (MultiheadAttention)" in note
 
 
+def test_a_final_log_softmax_or_a_regression_through_a_sigmoid_stays(nets: Path) -> None:
+    """The softmax of a log-softmax is the softmax; a target may lie between 0 and 1."""
+    build("own_nets:ends_with_log_softmax")
+    own.build("own_nets:ends_with_sigmoid", (4,), Gaussian(3), memory_mb=64, batch=10)
+
+
 # --- what cannot ----------------------------------------------------------------------------------
 
 REFUSED = {
@@ -393,6 +420,9 @@ REFUSED = {
     "own_nets:Two": "gives a tuple; it must give one tensor [points, 3]",
     "own_nets:Flat": "gives float32 of shape [4] for 4 points; the data need floating-point number",
     "own_nets:Detached": "depends on no parameter",
+    "own_nets:ends_with_softmax": "ends with a softmax, so it gives probabilities where",
+    "own_nets:ends_with_sigmoid": "ends with a sigmoid, so it gives probabilities where",
+    "own_nets:Probabilities": "class scores (logits), to which it applies a softmax itself",
     "own_nets:Recurrent": "cannot be trained for many clients at once by vmap: RuntimeError",
 }
 

@@ -166,6 +166,21 @@ def test_an_assignment_needs_key_and_value(text: str) -> None:
         resolve(assignments=[text])
 
 
+@pytest.mark.parametrize(
+    ("method", "text", "words"),
+    [
+        ("pfedbayes", "lr=0.1", "no setting 'lr' .* did you mean 'eta_1'"),
+        ("fedavg", "lr=0.1", "no setting 'lr' .* did you mean 'learning_rate'"),
+        ("per-fedavg", "lr=0.1", "did you mean 'alpha'"),
+        ("fedavg", "epochs=3", "did you mean 'rounds' or 'local_steps'"),
+        ("fedavg", "lr", "--set 'lr' is not written key=value; write --set lr=VALUE"),
+    ],
+)
+def test_what_other_libraries_call_a_setting(method: str, text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        resolve(flags={"method": method}, assignments=[text])
+
+
 @pytest.mark.parametrize("content", ["a = [", "[run]\nrounds = 3\n", "rounds = 1\nrounds = 2\n"])
 def test_bad_toml(content: str, tmp_path: Path) -> None:
     file = tmp_path / "e.toml"

@@ -7,8 +7,11 @@ import math
 import pytest
 import torch
 
+from corefed.base.errors import UserError
 from corefed.base.types import ClientData, Method, Traits, Tree, Work
-from corefed.training import evaluate, scoring
+from corefed.settings.run import Run
+from corefed.training import evaluate, rounds, scoring
+from corefed.training.evaluate import Evaluation
 from corefed.training.local import LocalClients
 
 # Three points, two classes: right with .9, wrong with .6, right with .6.
@@ -140,3 +143,18 @@ def test_personal_models_on_the_other_clients_points(chunk: int) -> None:
     # Client 0 answers 0: right on the 5 points of the others. Client 1 answers 1: right on client
     # 0's one point, wrong on client 2's three. Client 2 is never right.
     assert found.metrics[0]["others_accuracy"] == pytest.approx((5 + 1 + 0) / (5 + 4 + 3))
+
+
+def test_metrics_that_are_no_numbers_end_a_run() -> None:
+    """A NaN in the metrics is not a result; without any test point it says nothing."""
+    run = Run(seeds=(4, 5))
+
+    def tested(nll: float, clients: list[float | None]) -> Evaluation:
+        good = {"personal_accuracy": 0.9, "personal_nll": 0.3}
+        return Evaluation([good, {**good, "personal_nll": nll}], [[0.9], clients], [], [], [], {})
+
+    rounds.refuse_no_numbers(run, 0, tested(0.2, [0.9, None]))
+    rounds.refuse_no_numbers(run, 0, tested(math.nan, [None, None]))
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(UserError, match=f"after round 3 personal_nll of seed 5 is {wrong}"):
+            rounds.refuse_no_numbers(run, 2, tested(wrong, [0.9, None]))

@@ -39,7 +39,7 @@ def datasets(
     For tables, also what each column is, and what may go wrong.
     With --write, each client's points go into a file that a client of a real federation can read.
     """
-    from corefed.data import export, validation
+    from corefed.data import export, hints, validation
     from corefed.data.datasets import load  # torch takes a second
     from corefed.data.partition import default_for, notes
     from corefed.settings.config import resolve
@@ -76,6 +76,7 @@ def datasets(
         say(f"wrote {len(splits)} files, client-0.npz and so on, into {write}", file=sys.stderr)
     checked = own or show.startswith("image-folder:")
     warnings = validation.find_warnings(dataset) if checked else []
+    warnings += hints.find(dataset, splits) if own else []
     for note in (*dataset.notes, *notes(spec, splits, dataset), *warnings):
         say_note(note)
 

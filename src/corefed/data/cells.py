@@ -71,6 +71,41 @@ def open_text(path: Path) -> Iterator[TextIO]:
         raise UserError(f"{path} is not a CSV file that can be read: {error}.") from error
 
 
+_CONTENTS = {
+    b"PK\x03\x04": "an Excel file or another archive; save it in Excel as CSV (UTF-8)",
+    b"\xd0\xcf\x11\xe0": "an old Excel file; save it in Excel as CSV (UTF-8)",
+    b"\x1f\x8b": "compressed; unpack it",
+    b"PAR1": "a Parquet file; give it the ending .parquet",
+}
+"""What else a file named .csv may be, by its first bytes."""
+
+
+def check_content(path: Path) -> None:
+    """Refuse a file that is no text at all, whatever its ending says."""
+    try:
+        with path.open("rb") as file:
+            first = file.read(4)
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
+    for begin, what in _CONTENTS.items():
+        if first.startswith(begin):
+            raise UserError(f"By its content {path} is {what}.")
+
+
+INDEX = "Unnamed: 0"
+"""How pandas calls the column of row numbers that it wrote without a name."""
+
+
+def named(header: list[str]) -> list[str]:
+    """A first column without a name gets the one that pandas gives it."""
+    return [INDEX, *header[1:]] if header[:1] == [""] and INDEX not in header else header
+
+
+def unnamed_columns(header: Sequence[str]) -> tuple[str, ...]:
+    """Columns of row numbers that a program added."""
+    return tuple(name for name in header if name == INDEX)
+
+
 def read_header(path: Path, cells: Sequence[str]) -> list[str]:
     """The names of the columns, checked."""
     header = [cell.strip() for cell in cells]
@@ -82,6 +117,7 @@ def read_header(path: Path, cells: Sequence[str]) -> list[str]:
         sign = next((sign for sign in (";", "\t", "|") if sign in header[0]), None)
         why = f"; is it separated by {sign!r}? Use commas" if sign else ""
         raise UserError(f"{path} has one column only{why}; it needs features and a target.")
+    header = named(header)
     check_names(path, header)
     return header
 

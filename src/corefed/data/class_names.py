@@ -16,12 +16,16 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
+from corefed.data.cells import shorten
 
 MOST = 10_000
 """Classes at most; a column with more values is an identifier or a measurement."""
 
 LONGEST = 200
 """Characters of a name at most; a longer one is free text."""
+
+FEW = 20
+"""Different whole numbers at most that are taken for classes where their type does not say so."""
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
@@ -34,6 +38,26 @@ def sort_names(names: Iterable[str]) -> tuple[str, ...]:
     """The different names in order: 2 before 10."""
     different = set(names)
     return tuple(sorted(different, key=int if are_numbers(different) else None))
+
+
+def are_few(different: int, count: int) -> bool:
+    """Whether so many different whole numbers among `count` are classes: few, and recurring."""
+    return 0 < different <= FEW and 2 * different <= count
+
+
+def are_classes(values: npt.NDArray[Any]) -> bool:
+    """The rule for floating-point numbers [n], the same as for the numbers in a table."""
+    if not len(values) or not np.isfinite(values).all() or (values != np.floor(values)).any():
+        return False
+    return are_few(len(np.unique(values)), len(values))
+
+
+def said(where: str, labels: Sequence[str]) -> str:
+    """The note about floating-point numbers that are classes."""
+    return (
+        f"{where} has {len(labels)} different whole numbers as floating-point numbers; they are "
+        f"taken for classes: {shorten(labels, 10)}. task=regression learns them as numbers."
+    )
 
 
 def unite(names: Iterable[str]) -> tuple[str, ...]:

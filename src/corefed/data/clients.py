@@ -12,6 +12,7 @@ from corefed.base.errors import UserError
 from corefed.base.types import ClientData
 from corefed.data import scaling
 from corefed.data.dataset import Dataset
+from corefed.data.fingerprint import Fingerprint
 from corefed.data.partition import Split
 from corefed.data.preparation import Preparation, TargetUnit
 
@@ -32,6 +33,7 @@ class FederatedData(NamedTuple):
     notes: tuple[str, ...] = ()  # about the data, for readers of the results
     preparations: tuple[Preparation, ...] = ()  # one per seed: how to prepare later points
     validation: ClientData | None = None  # [C, l, ...]; targets as those of test points
+    fingerprint: Fingerprint | None = None  # of the user's own data, as they were read
 
     def to(self, device: torch.device) -> FederatedData:
         validation = None if self.validation is None else self.validation.to(device)
@@ -123,6 +125,7 @@ def stack(many: list[FederatedData]) -> FederatedData:
         validation=_concatenate([one.validation for one in many if one.validation is not None])
         if first.validation is not None
         else None,
+        fingerprint=first.fingerprint,
     )
 
 

@@ -22,11 +22,15 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.data import sources
-from corefed.data.sources import Block, Cells, Numbers
+from corefed.data import values
+from corefed.data.sources import Block
+from corefed.data.values import Cells, Numbers
 
 if TYPE_CHECKING:
     from corefed.data.profile import Profile
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Networks compute in float32."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,8 @@ def encode(
         cells = block.cells[column.name]
         part = x[:, start : start + column.width]
         if column.categories:
-            unknown.update((column.name, each) for each in _one_hot(column, cells, part))
+            foreign = _one_hot(column, cells, part)
+            unknown.update({(column.name, each): count for each, count in foreign.items()})
         else:
             part[:, 0] = _numbers(column.name, block, where)
             if column.lacking:
@@ -133,27 +138,30 @@ def encode(
 
 def _numbers(name: str, block: Block, where: Callable[[int], str]) -> Numbers:
     cells = block.cells[name]
-    values, texts = sources.numbers(cells)
-    bad = np.isinf(values)
+    found, texts = values.numbers(cells)
+    bad = np.abs(found) > LARGEST
     bad[texts] = True
     if bad.any():
         at = int(bad.argmax())
-        what = "text" if at in texts else "infinite"
+        what = "text" if at in texts else "infinite" if np.isinf(found[at]) else "too large"
         raise UserError(
-            f"{where(block.places[at])} has {str(cells[at])[:40]!r} in column {name!r}, which is "
-            f"{what} where training had numbers; mend that cell."
+            f"{where(block.places[at])} has {values.cell(cells, at)[:40]!r} in column {name!r}, "
+            f"which is {what} where training had numbers; mend that cell."
         )
-    return values
+    return found
 
 
-def _one_hot(column: Column, cells: Cells, part: Numbers) -> list[str]:
-    """Set the feature of each row's category; returns the unknown categories."""
-    places = {name: place for place, name in enumerate(column.categories)}
-    names = sources.names(cells)
-    for row, name in enumerate(names):
-        place = places.get(name)
-        if place is not None:
-            part[row, place] = 1
-        elif not name and column.lacking:
-            part[row, -1] = 1
-    return [name for name in names if name and name not in places]
+def _one_hot(column: Column, cells: Cells, part: Numbers) -> Counter[str]:
+    """Set the feature of each row's category; returns the counts of unknown categories."""
+    known = {name: place for place, name in enumerate(column.categories)}
+    names, codes = values.coded(cells)
+    lacking = column.width - 1 if column.lacking else -1
+    places = np.array([known.get(name, -1 if name else lacking) for name in names])[codes]
+    rows = np.flatnonzero(places >= 0)
+    part[rows, places[rows]] = 1
+    times = np.bincount(codes, minlength=len(names)).tolist()
+    unknown: Counter[str] = Counter()
+    for name, count in zip(names, times, strict=True):
+        if name and name not in known:
+            unknown[name] += count
+    return unknown

@@ -29,6 +29,7 @@ class Dataset(NamedTuple):
     layout: Layout | None = None  # of a table, whose missing numbers are NaN in x
     embedding: str = ""  # of images: the frozen network that made the features, or none
     standardise: bool = False  # learn regression targets in standard deviations
+    digest: str = ""  # of images: a hash of all files
 
     def values(self, rows: Tensor) -> Tensor:
         """x of some points in float32, so that a large pool of bytes is never converted whole."""

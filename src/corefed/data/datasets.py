@@ -23,6 +23,7 @@ from corefed.data import (
     medmnist,
     networks,
     npz,
+    sources,
     synthetic,
     table,
 )
@@ -151,6 +152,16 @@ def look(name: str, data_dir: Path | None) -> npz.Outline | None:
 
 
 def _unknown(name: str) -> str:
+    ending = Path(name).suffix.lower()
+    kinds = {**dict.fromkeys((*sources.CSV, *sources.PARQUET), "table"), ".npz": "npz"}
+    if ending in kinds or ending in (".xlsx", ".xls"):
+        kind = kinds.get(ending)
+        if kind is None:
+            return f"{name} is an Excel file; save it in Excel as CSV, and write table:FILE.csv."
+        more = " --target COLUMN" if kind == "table" else ""
+        return f"There is no data set {name!r}; for that file write --data {kind}:{name}{more}."
+    if Path(name).is_dir():
+        return f"There is no data set {name!r}; for a folder of images write image-folder:{name}."
     kind = name.partition(":")[0]
     bare = {known.partition(":")[0]: known for known in _DESCRIPTIONS}
     if kind in bare:
@@ -189,6 +200,7 @@ def _embed(name: str, found: ImageSet, embedder: Embedding | None, bad_images: s
         keep_split=held_out is not None,
         notes=notes,
         embedding=embedder or "",
+        digest=found.pictures.digest() if embedder is not None else "",
     )
 
 

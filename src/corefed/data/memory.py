@@ -1,8 +1,8 @@
 """Arrays in memory as a federation: what `corefed.Federation` is fitted to.
 
-Whole numbers, text and booleans in y are classes, floating-point numbers are regression targets,
-unless `task` says otherwise. Without given test points, each client holds out some of its own, as
-in a real federation.
+Whole numbers, text and booleans in y are classes. Floating-point numbers are regression targets,
+unless they are few different whole numbers (`class_names.py`), or `task` says otherwise. Without
+given test points, each client holds out some of its own, as in a real federation.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def gather(given: Clients, test: Clients | None, task: str) -> GivenPoints:
     xs = [points(x, f"X{where}", tuple(shape)) for where, x, _ in pairs]
     ys = [_column(y, f"y{where}", len(xs[place])) for place, (where, _, y) in enumerate(pairs)]
     y, different, labels = _targets(ys, task)
+    float_classes = bool(labels) and task == "auto" and all(each.dtype.kind == "f" for each in ys)
     ends = np.cumsum([0, *map(len, xs)]).tolist()
     rows = [torch.arange(start, end) for start, end in pairwise(ends)]
     dataset = Dataset(
@@ -77,6 +78,7 @@ def gather(given: Clients, test: Clients | None, task: str) -> GivenPoints:
         y,
         len(labels),
         labels=labels,
+        notes=(class_names.said("y", labels),) if float_classes else (),
         group_names=tuple(map(str, names)),
         standardise=True,
     )
@@ -200,7 +202,8 @@ def _column(values: Any, where: str, count: int) -> Array:
 def _targets(ys: list[Array], task: str) -> tuple[Tensor, Array, tuple[str, ...]]:
     """y as a network learns it; the classes and their names, both empty for a regression."""
     kinds = {"U" if y.dtype.kind in "OUS" else "f" if y.dtype.kind == "f" else "i" for y in ys}
-    if task == "regression" or (task == "auto" and kinds == {"f"}):
+    floats = task == "auto" and kinds == {"f"}
+    if task == "regression" or (floats and not _few_whole(ys)):
         return _regression(ys), np.empty(0), ()
     if "U" in kinds and len(kinds) > 1:
         raise UserError("y has text at some clients and numbers at others; give all alike.")
@@ -235,6 +238,13 @@ def _targets(ys: list[Array], task: str) -> tuple[Tensor, Array, tuple[str, ...]
             "floating-point numbers."
         )
     return torch.from_numpy(places.reshape(-1)).long(), different, labels
+
+
+def _few_whole(ys: list[Array]) -> bool:
+    flat = [y.reshape(len(y), -1) for y in ys]
+    if any(each.shape[1] != 1 for each in flat):
+        return False
+    return class_names.are_classes(np.concatenate([each[:, 0] for each in flat]))
 
 
 def _regression(ys: list[Array]) -> Tensor:

@@ -2,8 +2,8 @@
 
 X may be written x. Points are along the first axis and are not rescaled (bytes of an image are not
 divided by 255). Whole numbers or text in y are classes, floating-point numbers are regression
-targets. Another array, such as client or groups (with _train and _test where X has them), may name
-the client of each point.
+targets, unless they are few different whole numbers (`class_names.py`). Another array, such as
+client or groups (with _train and _test where X has them), may name the client of each point.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def read(path: Path, memory_mb: int, client: str = "", task: str = "auto") -> Da
     parts = [stored[y].reshape(-1, width) for _, y in pairs]
     whose = [stored[name].reshape(-1) for name in owners]
     targets, labels = _targets(path, kind, np.concatenate(parts), task)
+    float_classes = [class_names.said(f"y in {path}", labels)] if kind == "f" and labels else []
     groups, names = _groups(np.concatenate(whose)) if whose else (None, ())
     return Dataset(
         str(path),
@@ -82,7 +83,7 @@ def read(path: Path, memory_mb: int, client: str = "", task: str = "auto") -> Da
         held_out=torch.arange(len(points)) >= sizes[0] if len(pairs) > 1 else None,
         labels=labels,
         keep_split=True,
-        notes=tuple(_notes(path, pairs, owners, headers, points)),
+        notes=(*float_classes, *_notes(path, pairs, owners, headers, points)),
         group_names=names,
     )
 
@@ -187,11 +188,18 @@ def _targets(path: Path, kind: str, y: Array, task: str) -> tuple[Tensor, tuple[
     where = f"y in {path}"
     if task == "regression" and kind == "U":
         raise UserError(f"{where} is text; a regression needs numbers.")
-    if task == "classification" and kind == "f":
-        raise UserError(f"{where} has floating-point numbers; classes are whole ones or text.")
-    if kind == "f" or task == "regression":
+    if task == "classification" and kind == "f" and (y.shape[1] > 1 or (y != np.floor(y)).any()):
+        raise UserError(
+            f"{where} has floating-point numbers that are not whole, or several per point; classes "
+            "are whole numbers or text, one per point."
+        )
+    floats = kind == "f" and task == "auto"
+    classed = floats and y.shape[1] == 1 and class_names.are_classes(y[:, 0])
+    if task == "regression" or (floats and not classed):
         with np.errstate(over="ignore"):
             return torch.from_numpy(y.astype(np.float32)), ()
+    if kind == "f":
+        kind, y = "U", np.array([class_names.name_of(each) for each in y[:, 0].tolist()])
     if kind == "U":
         return class_names.index_names(y.reshape(-1).tolist(), where)
     return class_names.index_numbers(y.reshape(-1), where)

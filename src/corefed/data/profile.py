@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from typing import Literal, NamedTuple, NoReturn
 
 import numpy as np
 
 from corefed.base.errors import UserError
-from corefed.data import sources
-from corefed.data.columns import Column
-from corefed.data.sources import Cells, Source
+from corefed.data import values as cell_values
+from corefed.data.cells import is_number
+from corefed.data.columns import LARGEST, Column
+from corefed.data.sources import Source
+from corefed.data.values import Cells
 
 MOST_CATEGORIES = 50
 """Per column: each is a feature, and rare ones teach nothing."""
@@ -30,7 +31,20 @@ MOST_CLIENTS = 1_000_000
 _DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([ T].*)?"
 )
-_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+_WRITTEN = {
+    re.compile(r"[-+]?\d+([.,]\d+)?\s*%"): "percentages, such as {!r}; write them without the sign",
+    re.compile(r"[-+]?\d{1,3}(,\d{3}){2,}(\.\d+)?|[-+]?\d{1,3},\d{3}\.\d+"): (
+        "commas between thousands, such as {!r}; write numbers without them"
+    ),
+    re.compile(r"[-+]?[1-9]\d{0,2},\d{3}"): (
+        "numbers with a comma, such as {!r}; leave it out where it stands between thousands, and "
+        "write a decimal point where it is a decimal comma"
+    ),
+    re.compile(r"[-+]?\d+,\d+"): (
+        "numbers with decimal commas, such as {!r}; write decimal points"
+    ),
+}
+"""Numbers that are not written as such, and what to do."""
 
 Role = Literal["number", "category", "target", "client", "ignored"]
 
@@ -43,12 +57,12 @@ class Profile(NamedTuple):
     rows: int
     missing: int
     texts: int  # cells that are neither missing nor a number
-    first_text: tuple[int, str]  # line and cell
+    first_text: tuple[int, str]  # row and cell
     values: Counter[str]  # counts of different values; empty above the most that are counted
     low: float  # of the numbers; NaN without any
     high: float
     whole: bool  # all numbers are whole
-    infinite: int  # the line of the first infinite number; 0: none
+    too_large: tuple[int, str] | tuple[()] = ()  # row and cell of the first such number
 
     @property
     def present(self) -> int:
@@ -77,17 +91,18 @@ class _Tally:
 
     def __init__(self, most: int = MOST_VALUES) -> None:
         self.most = most
-        self.rows = self.missing = self.texts = self.infinite = 0
+        self.rows = self.missing = self.texts = 0
         self.first_text = (0, "")
+        self.too_large: tuple[int, str] | tuple[()] = ()
         self.values: Counter[str] = Counter()
         self.overflown = False
         self.low, self.high = np.inf, -np.inf
         self.whole = True
 
-    def add(self, places: Sequence[int], cells: Cells) -> None:
-        values, texts = sources.numbers(cells)
+    def add(self, places: range, cells: Cells) -> None:
+        values, texts = cell_values.numbers(cells)
         if texts and not self.texts:
-            self.first_text = places[texts[0]], str(cells[texts[0]]).strip()
+            self.first_text = places[texts[0]], cell_values.cell(cells, texts[0]).strip()
         self.rows += len(values)
         self.texts += len(texts)
         there = values[~np.isnan(values)]
@@ -95,13 +110,13 @@ class _Tally:
         if len(there):
             self.low, self.high = min(self.low, there.min()), max(self.high, there.max())
             self.whole = self.whole and bool((there == np.floor(there)).all())
-            infinite = np.isinf(values)
-            if infinite.any() and not self.infinite:
-                self.infinite = places[int(infinite.argmax())]
+            if not self.too_large and max(-self.low, self.high) > LARGEST:
+                at = int((np.abs(values) > LARGEST).argmax())
+                self.too_large = places[at], cell_values.cell(cells, at).strip()
         if not self.overflown:
-            self.values.update(sources.names(cells))
-            self.values.pop("", None)
-            if len(self.values) > self.most:
+            found = cell_values.count(cells, values, self.most)
+            self.values.update(found or ())
+            if found is None or len(self.values) > self.most:
                 self.overflown = True
                 self.values = Counter()
 
@@ -118,7 +133,7 @@ class _Tally:
             float(self.low) if seen else float("nan"),
             float(self.high) if seen else float("nan"),
             self.whole,
-            self.infinite,
+            self.too_large,
         )
 
 
@@ -169,11 +184,8 @@ def make_column(source: Source, own: Profile, categorical: bool, partial: bool =
     if not own.present:
         raise UserError(f"{where} is empty; leave it out by {_IGNORE.format(name)}.")
     if not categorical and not own.texts:
-        if own.infinite:
-            raise UserError(
-                f"{source.at(own.infinite)} has an infinite number in column {name!r}; correct it, "
-                "or leave the cell empty."
-            )
+        if own.too_large:
+            raise UserError(describe_large(source, own))
         return Column(name, (), own.missing > 0)
     if not categorical:
         _check_text(source, own, where)
@@ -188,14 +200,22 @@ def make_column(source: Source, own: Profile, categorical: bool, partial: bool =
     return Column(name, tuple(sorted(own.values)), own.missing > 0)
 
 
+def describe_large(source: Source, own: Profile) -> str:
+    """The sentence about a number that no network can compute with."""
+    assert own.too_large
+    row, cell = own.too_large
+    infinite = max(-own.low, own.high) == np.inf
+    what = "an infinite number" if infinite else f"{cell[:40]}, more than {LARGEST:.1e},"
+    return (
+        f"{source.at(row)} has {what} in column {own.name!r}; correct it, or leave the cell empty."
+    )
+
+
 def _check_text(source: Source, own: Profile, where: str) -> None:
     """Refuse dates, identifiers, and a few words among numbers."""
     line, cell = own.first_text
     values = list(own.values) or [cell]
-    if sum(bool(_DECIMAL_COMMA.fullmatch(each)) for each in values) * 2 > len(values):
-        raise UserError(
-            f"{where} has numbers with decimal commas, such as {cell[:40]!r}; write decimal points."
-        )
+    refuse_written(where, own)
     if sum(bool(_DATE.fullmatch(each)) for each in values) * 2 > len(values):
         raise UserError(f"{where} has dates, such as {cell[:40]!r}; {_AGES.format(own.name)}")
     if own.texts * 2 < own.present:
@@ -206,6 +226,17 @@ def _check_text(source: Source, own: Profile, where: str) -> None:
         )
     if own.different:
         _refuse_identifier(own, where)
+
+
+def refuse_written(where: str, own: Profile) -> None:
+    """Refuse numbers that are written in another way: 1,472 or 50%."""
+    texts = [each for each in own.values if not is_number(each)] or [own.first_text[1]]
+    for pattern, sentence in _WRITTEN.items():
+        alike = [each for each in texts if pattern.fullmatch(each)]
+        if 2 * len(alike) > len(texts):
+            first = own.first_text[1]
+            shown = first if pattern.fullmatch(first) else alike[0]
+            raise UserError(f"{where} has {sentence.format(shown[:40])}.")
 
 
 def _refuse_identifier(own: Profile, where: str) -> NoReturn:

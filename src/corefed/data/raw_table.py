@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.data import columns, sources
+from corefed.data import columns, sources, values
 from corefed.data.cells import is_number, shorten
 from corefed.data.preparation import Preparation
 from corefed.data.raw import Raw, indices, read_optional
-from corefed.data.sources import Numbers, Source
+from corefed.data.sources import Source
+from corefed.data.values import Numbers
 
 
 def read(path: Path, preparation: Preparation, target_wanted: bool, memory_mb: int) -> Raw:
@@ -38,9 +39,9 @@ def read(path: Path, preparation: Preparation, target_wanted: bool, memory_mb: i
         x, foreign = columns.encode(layout, block, source.at)
         parts.append(x)
         unknown += foreign
-        cells += sources.names(block.cells[target]) if target else []
+        cells += values.names(block.cells[target]) if target else []
         for name, own in identities.items():
-            own += [str(each) for each in sources.names(block.cells[name])]
+            own += [str(each) for each in values.names(block.cells[name])]
         if sum(map(len, parts)) > most:
             raise UserError(
                 f"{path} has more than {most} rows, which need more than the {memory_mb} MB of "

@@ -1,6 +1,7 @@
 """Read tables block by block: CSV (separated by commas, semicolons or tabs) and Parquet.
 
 A block has, for each column, either the text of the cells or numbers, NaN where one is missing.
+CSV files are read by pyarrow where it is installed (`arrow_csv.py`), to the same result.
 """
 
 from __future__ import annotations
@@ -13,32 +14,36 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from corefed.base.errors import UserError
+from corefed.data import arrow_csv
 from corefed.data.cells import (
     BLOCK,
-    as_name,
+    check_content,
     check_names,
     check_size,
-    is_missing,
-    is_number,
+    named,
     open_text,
     read_header,
     read_rows,
+    unnamed_columns,
 )
-
-Numbers = npt.NDArray[np.float64]
-Cells = Sequence[str] | Numbers
+from corefed.data.values import Cells, Numbers, Texts
 
 SEPARATORS = (",", ";", "\t")
 """In order of preference."""
+
+KEPT = 1 << 28
+"""Bytes of a CSV file up to which its cells stay in memory between two passes."""
+
+ROWS = 1 << 15
+"""Of a Parquet file per block."""
 
 CSV, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 
 
 class Block(NamedTuple):
-    places: Sequence[int]  # [n] line of each row in the file
+    places: range  # [n] number of each row in the file, from 1
     cells: Mapping[str, Cells]  # column -> [n]
 
 
@@ -46,14 +51,17 @@ class Source(NamedTuple):
     """A table that can be read more than once."""
 
     path: Path
-    columns: tuple[str, ...]
-    place: str  # line or row
+    columns: tuple[str, ...]  # in file order
     blocks: Callable[[Sequence[str]], Iterator[Block]]  # of some columns
     unfit: dict[str, str]  # columns that cannot be features, and why
     notes: tuple[str, ...] = ()
+    unnamed: tuple[str, ...] = ()  # columns of row numbers that a program added
+    line: Callable[[int], int] | None = None  # of a row; None: the file has no lines
 
     def at(self, place: int) -> str:
-        return f"{self.place.capitalize()} {place} of {self.path}"
+        """Where a row is, for messages."""
+        where = f"Row {place}" if self.line is None else f"Line {self.line(place)}"
+        return f"{where} of {self.path}"
 
 
 def find(path: Path, memory_mb: int) -> Source:
@@ -72,26 +80,55 @@ def find(path: Path, memory_mb: int) -> Source:
 
 
 def _csv(path: Path) -> Source:
+    check_content(path)
     with open_text(path) as file:
         first = file.readline()
     sign = max(SEPARATORS, key=lambda sign: _number_of_cells(first, sign))
     with open_text(path) as file:
         header = read_header(path, next(csv.reader(file, strict=True, delimiter=sign), []))
+    quoting = arrow_csv.look(path, sign)
+    fast = quoting != "doubtful"
+    keep = fast and path.stat().st_size <= KEPT
+    kept: list[Block] = []  # a table is read twice
+
+    def rows() -> Iterator[tuple[int, list[str]]]:
+        with open_text(path) as file:
+            reader = csv.reader(file, strict=True, delimiter=sign)
+            next(reader)
+            yield from read_rows(path, reader, header)
 
     def blocks(names: Sequence[str]) -> Iterator[Block]:
+        if kept and set(names) <= kept[0].cells.keys():
+            yield from kept
+            return
+        done = 0
+        fresh: list[Block] = []
+        try:
+            for count, cells in arrow_csv.read(path, sign, quoting, header, names) if fast else ():
+                block = Block(range(done + 1, done + 1 + count), cells)
+                fresh += [block] if keep else []
+                yield block
+                done += count
+        except arrow_csv.StoppedError:
+            pass
+        else:
+            if fast:
+                kept[:] = fresh
+                return
         places = [header.index(name) for name in names]
-        with open_text(path) as file:
-            rows = csv.reader(file, strict=True, delimiter=sign)
-            next(rows)
-            numbered = read_rows(path, rows, header)
-            while block := list(islice(numbered, BLOCK)):
-                columns = list(zip(*(row for _, row in block), strict=True))
-                cells = {name: columns[at] for name, at in zip(names, places, strict=True)}
-                yield Block([line for line, _ in block], cells)
+        numbered = islice(rows(), done, None)
+        while some := list(islice(numbered, BLOCK)):
+            columns = list(zip(*(row for _, row in some), strict=True))
+            own = {name: columns[at] for name, at in zip(names, places, strict=True)}
+            yield Block(range(done + 1, done + 1 + len(some)), own)
+            done += len(some)
+
+    def line(row: int) -> int:
+        return next(islice(rows(), row - 1, None))[0]
 
     name = {";": "semicolons", "\t": "tabs"}.get(sign)
     notes = (f"{path} is separated by {name}.",) if name else ()
-    return Source(path, tuple(header), "line", blocks, {}, notes)
+    return Source(path, tuple(header), blocks, {}, notes, unnamed_columns(header), line)
 
 
 def _number_of_cells(line: str, sign: str) -> int:
@@ -116,7 +153,7 @@ def _parquet(path: Path) -> Source:
     with _readable(path, arrow):
         with parquet.ParquetFile(path) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
-        header = [name.strip() for name in schema.names]
+        header = named([name.strip() for name in schema.names])
     if len(header) < 2:
         raise UserError(f"{path} has {len(header)} columns; it needs features and a target.")
     check_names(path, header)
@@ -131,13 +168,15 @@ def _parquet(path: Path) -> Source:
         first = 1
         with _readable(path, arrow), parquet.ParquetFile(path) as file:
             wanted = [stored[name] for name in names]
-            for batch in file.iter_batches(BLOCK, columns=wanted):
-                cells = {name: _cells(batch.column(stored[name]), kinds[name]) for name in names}
+            for batch in file.iter_batches(ROWS, columns=wanted, use_threads=False):
+                cells = {
+                    name: _cells(batch.column(stored[name]), kinds[name], arrow) for name in names
+                }
                 yield Block(range(first, first + len(batch)), cells)
                 first += len(batch)
 
     unfit = {name: kind for name, kind in kinds.items() if kind not in ("numbers", "text")}
-    return Source(path, tuple(header), "row", blocks, unfit)
+    return Source(path, tuple(header), blocks, unfit, unnamed=unnamed_columns(header))
 
 
 def _kind(types: Any, kind: Any) -> str:
@@ -153,15 +192,18 @@ def _kind(types: Any, kind: Any) -> str:
     return f"nested or binary values ({kind})"
 
 
-def _cells(column: Any, kind: str) -> Cells:
-    if kind == "numbers":
+def _cells(column: Any, kind: str, arrow: Any) -> Cells:
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if kind == "numbers" and arrow.types.is_decimal(column.type):
         values = [np.nan if each is None else float(each) for each in column.to_pylist()]
         return np.array(values, dtype=np.float64)
-    return ["" if each is None else _text(each) for each in column.to_pylist()]
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if kind == "numbers":
+        found: Numbers = column.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return found
+    if not arrow.types.is_large_string(column.type):
+        column = column.cast(arrow.string())  # true and false of booleans
+    return Texts(column.fill_null(""))
 
 
 @contextmanager
@@ -172,36 +214,3 @@ def _readable(path: Path, arrow: Any) -> Iterator[None]:
         raise UserError(f"{path} cannot be read as Parquet: {error.strerror or error}.") from error
     except arrow.ArrowException as error:
         raise UserError(f"{path} is not a whole Parquet file: {error}.") from error
-
-
-# --- cells ----------------------------------------------------------------------------------------
-
-
-def numbers(cells: Cells) -> tuple[Numbers, list[int]]:
-    """Values, NaN where one is missing, and the places of cells that are text."""
-    if isinstance(cells, np.ndarray):
-        return cells, []
-    try:
-        if "_" not in "".join(cells):  # Python would read 1_000 as a number
-            return np.array([float(cell) for cell in cells]), []
-    except ValueError:
-        pass
-    values = np.full(len(cells), np.nan)
-    texts = []
-    for at, cell in enumerate(cells):
-        if is_number(cell):
-            values[at] = float(cell)
-        elif not is_missing(cell):
-            texts.append(at)
-    return values, texts
-
-
-def names(cells: Cells) -> list[str]:
-    """The name in every cell, empty where it is missing."""
-    if isinstance(cells, np.ndarray):
-        return ["" if np.isnan(each) else as_name(repr(each)) for each in cells.tolist()]
-    known: dict[str, str] = {}
-    for cell in cells:
-        if cell not in known:
-            known[cell] = "" if is_missing(cell) else as_name(cell)
-    return [known[cell] for cell in cells]

@@ -2,7 +2,7 @@
 
 The file holds a whole federation, or one site's part of it (`partial`). It is read twice: once to
 find out what the columns are (`profile.py`), once to fill an array of features (`columns.py`) of
-known size. Columns are in alphabetical order, whatever their order in the file.
+known size. Features are in the order of the file's columns.
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ import numpy as np
 import torch
 
 from corefed.base.errors import UserError, did_you_mean
-from corefed.data import class_names, columns, profile, sources
+from corefed.data import class_names, columns, profile, sources, values
 from corefed.data.cells import shorten
 from corefed.data.columns import Column, Layout
 from corefed.data.dataset import Dataset
 from corefed.data.profile import Profile, Role
-from corefed.data.sources import Numbers, Source
+from corefed.data.sources import Source
+from corefed.data.values import Numbers
 
 MANY_CLIENTS = 1000
 FEWEST_ROWS = 3
 """A column with more values than MANY_CLIENTS and fewer rows per value is taken for an identifier:
 a client needs two points to train on and one to test."""
-
-FEW = 20
-"""A numeric target with at most this many different whole numbers is a classification."""
 
 
 class Settings(NamedTuple):
@@ -47,6 +45,7 @@ class Settings(NamedTuple):
 def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = False) -> Dataset:
     """All rows whose target (and client) is known; `labels_only` leaves features unread."""
     source = sources.find(path, memory_mb)
+    settings, index = _without_index(source, settings)
     roles = _roles(source, settings)
     if labels_only:
         roles = {settings.target: "target"}
@@ -55,7 +54,8 @@ def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = 
     task = _task(source, target, settings)
     layout = tuple(
         profile.make_column(source, profiles[name], name in settings.categorical, settings.partial)
-        for name in sorted(name for name, role in roles.items() if role in ("number", "category"))
+        for name in source.columns
+        if roles.get(name) in ("number", "category")
     )
     if settings.missing == "refuse":
         _refuse_missing(source, profiles)
@@ -65,8 +65,8 @@ def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = 
     rows = _rows(source, settings, layout, target.rows)
     labels: tuple[str, ...] = ()
     if task == "regression":
-        values = torch.tensor([float(cell) for cell in rows.targets], dtype=torch.float64)
-        y = values.to(torch.float32).unsqueeze(1)
+        numbers = torch.tensor([float(cell) for cell in rows.targets], dtype=torch.float64)
+        y = numbers.to(torch.float32).unsqueeze(1)
     else:
         where = f"Column {target.name!r} of {source.path}"
         y, labels = class_names.index_names(rows.targets, where)
@@ -83,7 +83,7 @@ def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = 
         len(labels),
         groups,
         labels=labels,
-        notes=(*source.notes, *_notes(source, settings, profiles, rows, labels)),
+        notes=(*source.notes, *index, *_notes(source, settings, profiles, rows, labels)),
         group_names=names,
         layout=Layout(
             layout,
@@ -101,6 +101,18 @@ def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = 
 
 
 # --- what each column is --------------------------------------------------------------------------
+
+
+def _without_index(source: Source, settings: Settings) -> tuple[Settings, list[str]]:
+    """Leave out row numbers that a program wrote without a name, and say so."""
+    taken = {settings.target, settings.client_column, *settings.categorical, *settings.ignore}
+    found = tuple(name for name in source.unnamed if name not in taken)
+    notes = [
+        f"{source.path} has a column without a name ({name!r}), as pandas writes row numbers; it "
+        "is left out."
+        for name in found
+    ]
+    return settings._replace(ignore=(*settings.ignore, *found)), notes
 
 
 def _roles(source: Source, settings: Settings) -> dict[str, Role]:
@@ -145,21 +157,23 @@ def _task(source: Source, target: Profile, settings: Settings) -> str:
     where = f"Column {target.name!r} of {source.path}"
     if not target.present:
         raise UserError(f"{where} is empty; there is nothing to predict.")
-    if target.infinite:
-        raise UserError(f"{source.at(target.infinite)} has an infinite number in {target.name!r}.")
+    if target.too_large and not target.texts:
+        raise UserError(profile.describe_large(source, target))
     line, cell = target.first_text
-    few = 0 < len(target.values) <= FEW and target.whole
+    different = len(target.values) if target.whole else 0
     # At one site, any repeated value is enough: other sites have more rows.
-    recurring = few and 2 * len(target.values) <= target.present
-    classed = bool(target.texts) or recurring or (settings.partial and few and not target.different)
+    enough = 2 * different if settings.partial and not target.different else target.present
+    classed = bool(target.texts) or class_names.are_few(different, enough)
     auto = "classification" if classed else "regression"
     task = auto if settings.task == "auto" else settings.task
+    if target.texts:
+        profile.refuse_written(where, target)
     if task == "regression" and target.texts:
         raise UserError(
             f"{source.at(line)} has {cell[:40]!r} in column {target.name!r}; a regression needs "
             "numbers."
         )
-    if target.texts and 2 * target.texts < target.present and len(target.values) > FEW:
+    if target.texts and 2 * target.texts < target.present and len(target.values) > class_names.FEW:
         raise UserError(
             f"{source.at(line)} has {cell[:40]!r} in column {target.name!r}, "
             f"{target.among_numbers}; correct it, or leave it empty."
@@ -233,9 +247,10 @@ def _rows(source: Source, settings: Settings, layout: tuple[Column, ...], rows: 
     special = [name for name in (settings.target, settings.client_column) if name]
     for block in source.blocks([*(column.name for column in layout), *special]):
         features, _ = columns.encode(layout, block, source.at)
-        named = [sources.names(block.cells[name]) for name in special]
-        kept = np.array([all(row) for row in zip(*named, strict=True)])
-        lacking = sum(not name for name in named[0])
+        named = [np.array(values.names(block.cells[name]), dtype=object) for name in special]
+        there = [each != "" for each in named]
+        kept = np.logical_and.reduce(there)
+        lacking = int((~there[0]).sum())
         left_out["target"] += lacking
         left_out["client"] += int((~kept).sum()) - lacking
         count = int(kept.sum())
@@ -244,9 +259,9 @@ def _rows(source: Source, settings: Settings, layout: tuple[Column, ...], rows: 
             break
         x[filled : filled + count] = features[kept]
         filled += count
-        targets += [name for name, keep in zip(named[0], kept, strict=True) if keep]
+        targets += named[0][kept].tolist()
         if settings.client_column:
-            clients += [name for name, keep in zip(named[1], kept, strict=True) if keep]
+            clients += named[1][kept].tolist()
     if read != rows:
         raise UserError(f"{source.path} changed while it was read; try again.")
     if not filled:

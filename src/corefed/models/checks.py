@@ -156,6 +156,28 @@ def try_module(module: nn.Module, point: Point) -> Output:
     return Output(value.detach(), sum(saved.values()) // POINTS, last)
 
 
+_ENDS = {"SoftmaxBackward": "a softmax", "SigmoidBackward": "a sigmoid"}
+
+
+def refuse_probabilities(module: nn.Module, point: Point) -> None:
+    """Refuse outputs that are probabilities of classes: a likelihood makes these of scores.
+
+    Probabilities that are taken for scores can never get far from 1 / classes.
+    """
+    value = point.call(module, point.batch)
+    last = type(value.grad_fn).__name__ if value.grad_fn is not None else ""
+    what = next((words for name, words in _ENDS.items() if last.startswith(name)), "")
+    sums = value.detach().sum(-1)
+    if not what and point.outputs > 1 and bool((value >= 0).all()):
+        what = "a softmax" if torch.allclose(sums, torch.ones_like(sums), atol=1e-5) else ""
+    if what:
+        raise UserError(
+            f"The model {point.name} ends with {what}, so it gives probabilities where the "
+            "likelihood expects class scores (logits), to which it applies a softmax itself; leave "
+            "that layer out."
+        )
+
+
 def refuse_unstackable(model: Model, point: Point, output: Output) -> None:
     """One pass forward and back of two clients with two draws each."""
     mu = model.init(torch.Generator(), 1.0)

@@ -38,10 +38,11 @@ from corefed.models.checks import (
     drops_out,
     line,
     refuse_layers,
+    refuse_probabilities,
     refuse_unstackable,
     try_module,
 )
-from corefed.models.likelihood import Likelihood
+from corefed.models.likelihood import Categorical, Likelihood
 from corefed.models.network import Model
 
 Factory = Callable[..., object]
@@ -75,6 +76,8 @@ def build(
     _refuse_large(name, size, 0, memory_mb)
     refuse_layers(module)
     output = try_module(module, point)
+    if isinstance(likelihood, Categorical):
+        refuse_probabilities(module, point)
     _refuse_large(name, size, output.activation * batch, memory_mb)
     model = network.from_module(module, likelihood, last=output.last, activation=output.activation)
     refuse_unstackable(model, point, output)

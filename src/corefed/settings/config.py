@@ -35,6 +35,18 @@ RESULTS_UNCHANGED_BY = frozenset(
 """Keys a resumed run may change: training to any given round does not depend on them."""
 
 
+_RATES = ("learning_rate", "eta_1", "alpha")
+OTHER_NAMES = {
+    "lr": _RATES, "learningrate": _RATES, "learning_rate": _RATES, "step_size": _RATES,
+    "epochs": ("rounds", "local_steps"), "num_rounds": ("rounds",), "n_rounds": ("rounds",),
+    "steps": ("local_steps",), "batch": ("batch_size",), "bs": ("batch_size",),
+    "n_clients": ("clients",), "num_clients": ("clients",), "label": ("target",),
+    "site": ("client_column",), "client": ("client_column",), "random_state": ("seeds",),
+    "seed": ("seeds",), "layers": ("hidden",), "test_size": ("validation",),
+}  # fmt: skip
+"""What other libraries call our settings; of several, those that the method has."""
+
+
 class _Given(NamedTuple):
     key: str
     value: object
@@ -183,7 +195,8 @@ def _from_assignments(assignments: Sequence[str]) -> Iterator[_Given]:
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise UserError(f"--set {text!r} is not written key=value.")
+            hint = f"; write --set {key.strip()}=VALUE" if key.strip() else ""
+            raise UserError(f"--set {text!r} is not written key=value{hint}.")
         yield _Given(key.strip().replace("-", "_"), value.strip(), "--set")
 
 
@@ -218,6 +231,12 @@ def _unknown(key: str, where: str, method: str, known: Mapping[str, Setting]) ->
     if owners:
         return f"{key!r} ({where}) is a setting of {_list(owners)}, not of {method}."
     name = key.rpartition(".")[2]
+    meant = [each for each in OTHER_NAMES.get(name.lower(), ()) if each in known]
+    if meant:
+        return (
+            f"There is no setting {key!r} ({where}) in a {method} run; did you mean "
+            f"{' or '.join(map(repr, meant))}?"
+        )
     hint = did_you_mean(name, known, otherwise=f"there are {', '.join(known)}")
     return f"There is no setting {key!r} ({where}) in a {method} run{hint}"
 

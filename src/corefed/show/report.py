@@ -124,6 +124,8 @@ def _caption(summary: dict[str, Any]) -> str:
     said = [f"{100 * coreset['fraction']:g} % of the data"]
     if "held_out_error" in coreset:
         said.append(f"coreset error {coreset['held_out_error']:.3f}")
+    if "over_uniform" in coreset:
+        said[-1] += f" ({coreset['over_uniform']:.2f} times a random subset's)"
     if "refreshes" in coreset:
         said.append(f"{coreset['refreshes']:.1f} refreshes per client")
     said.append(f"{spent['seconds_per_round']:.2f} s per round")

@@ -24,7 +24,16 @@ from corefed.data.clients import FederatedData
 from corefed.models import own
 from corefed.settings.config import differences, fingerprint, to_dict
 from corefed.settings.run import Experiment
-from corefed.training import calibration, checkpoint, fitted, joining, parts, record, saving
+from corefed.training import (
+    calibration,
+    checkpoint,
+    fitted,
+    joining,
+    parts,
+    record,
+    resuming,
+    saving,
+)
 from corefed.training.loop import Line, run_rounds
 from corefed.training.rounds import Result, summarise
 from corefed.training.setup import WHOLE, Setup, concrete, load, prepare
@@ -58,6 +67,7 @@ def train(
     shard = parts.Shard(setup.clients, rows_of(run, share(run.clients, world.size, world.rank)))
     lines: list[Line] = []
     if resume:
+        world.agree(lambda: resuming.refuse_other_data(out, everyone) if world.first else None)
         lines, servers = _go_on(world, setup, shard, folder, values)
         began -= sum(line["seconds"] + line.get("evaluate_seconds", 0.0) for line in lines)
     else:

@@ -25,6 +25,7 @@ from corefed.training import (
     cost,
     parts,
     record,
+    resuming,
     sampling,
     saving,
     summaries,
@@ -80,6 +81,7 @@ def train(
     lines: list[Line] = []
     if folder is not None and resume:
         parts.refuse(folder.path)
+        resuming.refuse_other_data(folder.path, setup.data)
 
         def restore(state: checkpoint.Loaded) -> None:
             nonlocal servers
@@ -178,6 +180,7 @@ class Simulation:
     def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:
         data = self.setup.data
         tested = self._evaluate(t, servers, data.test)
+        refuse_no_numbers(self.setup.experiment.run, t, tested)
         line = tested.line(data.labels)
         if data.validation is not None:
             found = self._evaluate(t, servers, data.validation, elsewhere=False)
@@ -224,6 +227,18 @@ class Simulation:
         runs = len(self.setup.experiment.run.seeds)
         sums: list[float] = spent.double().view(runs, -1).sum(-1).tolist()
         return sums
+
+
+def refuse_no_numbers(run: Run, t: int, tested: Evaluation) -> None:
+    """Metrics that are not finite, though there are points to test on."""
+    for seed, metrics, clients in zip(run.seeds, tested.metrics, tested.clients, strict=True):
+        wrong = [name for name, value in metrics.items() if not isfinite(value)]
+        if wrong and any(value is not None for value in clients):
+            raise UserError(
+                f"Predictions are no numbers: after round {t + 1} {wrong[0]} of seed {seed} is "
+                f"{metrics[wrong[0]]}. Look for extreme values by corefed datasets --show, or use "
+                "smaller learning rates; what was recorded up to the round before is kept."
+            )
 
 
 def refuse_divergence(run: Run, t: int, loss: Tensor) -> None:

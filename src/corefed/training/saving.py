@@ -47,6 +47,7 @@ def describe(data: FederatedData) -> dict[str, Any]:
         "preparations": [each.to_dict() for each in data.preparations],
         "clients": [rows[g * per_run : (g + 1) * per_run] for g in range(runs)],
         "notes": list(data.notes),
+        **({"fingerprint": dict(data.fingerprint)} if data.fingerprint else {}),
     }
 
 

@@ -16,7 +16,7 @@ from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.shown import say_note
 from corefed.base.types import ClientData, Method, Tree, Work
-from corefed.data import datasets, held_out, partition, validation
+from corefed.data import datasets, fingerprint, held_out, hints, partition, validation
 from corefed.data.clients import FederatedData, federate, stack
 from corefed.data.dataset import Dataset
 from corefed.data.table import Settings
@@ -207,8 +207,10 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
         notes = (*data.notes, *partition.notes(spec, splits, dataset))
         if seed == run.seeds[0]:
             notes = (*notes, *held_out.validation_notes(splits, dataset, names))
-        if run.data.startswith(OWN):
-            notes = (*notes, *validation.find_warnings(dataset))
+        if seed == run.seeds[0] and run.data.startswith(OWN):
+            notes = (*notes, *validation.find_warnings(dataset), *hints.find(dataset, splits))
+        if seed == run.seeds[0] and run.data.startswith((*OWN, *datasets.IMAGES)):
+            data = data._replace(fingerprint=fingerprint.of(dataset))
         if count != run.clients != Run.clients:
             notes = (*notes, f"clients is {run.clients}, but the data have {count}: all take part.")
         many.append(data._replace(notes=notes))
@@ -220,17 +222,19 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
 
 def pool(run: Run, spec: str, seed: int, *, download: bool = True) -> Dataset:
     """The points of a run before they are split."""
-    natural = spec == "natural"
+    natural, client = spec == "natural", run.client_column
+    unused = client if not natural else ""
+    in_table = unused and run.data.startswith("table:")
     reading = Settings(
         run.target,
-        run.client_column,
+        client if natural else "",
         run.categorical,
-        run.ignore,
+        (*run.ignore, unused) if in_table and unused not in run.ignore else run.ignore,
         run.missing,
         run.task,
         run.smallest_client if natural else 1,
     )
-    return datasets.load(
+    dataset = datasets.load(
         run.data,
         _folder(run),
         download=download,
@@ -242,6 +246,13 @@ def pool(run: Run, spec: str, seed: int, *, download: bool = True) -> Dataset:
         memory_mb=run.memory_mb,
         reading=reading,
     )
+    if not unused:
+        return dataset
+    note = (
+        f"The partition {spec} makes the clients, so {unused!r} is neither the client nor a "
+        f"feature; leave out --partition for one client per {unused!r}."
+    )
+    return dataset._replace(notes=(*dataset.notes, note))
 
 
 def _folder(run: Run) -> Path | None:

@@ -78,7 +78,7 @@ def _agree_on_tables(
     columns: list[Column] = []
     scales: list[Moments] = []  # one per feature; no values where it is not scaled
     values: list[Moments] = []  # of the features with their gaps filled
-    for name in sorted(next(iter(sites.values()))):
+    for name in next(iter(sites.values())):  # in the order of the first client's table
         own = {site: each[name] for site, each in sites.items()}
         column, found = _column(name, own, descriptions)
         columns.append(column)

@@ -97,7 +97,7 @@ def read(
         raise UserError(f"test_fraction is {test_fraction}; it must be at least 0 and below 1.")
     kind, path = _kind(spec)
     if kind == "npz":
-        dataset = npz.read(path, memory_mb)
+        dataset = npz.read(path, memory_mb, task=(reading or Settings()).task)
     elif kind == "table":
         own = (reading or Settings())._replace(partial=True)
         dataset = table.read(path, own, memory_mb, labels_only=labels_only)
