@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -137,11 +138,15 @@ def test_a_mechanism_without_noise_or_bound_is_refused(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_diverged_upload_is_not_sent(value: float) -> None:
+def test_a_diverged_upload_is_noise_around_the_broadcast(value: float) -> None:
+    """Whether training diverged does not show: it counts as a difference of zero."""
     message = tree(1)
     message["v"][1, 0] = value
-    with pytest.raises(UserError, match="diverged"):
-        released(message, 1.0, 1.0, silence)
+    silent, length = released(message, 1.0, 1.0, silence)
+    assert not math.isfinite(length)
+    assert all(torch.equal(silent[name], value) for name, value in SENT.items())
+    noisy, nothing = (released(m, 1.0, 1.0, seeded(4))[0] for m in (message, SENT))
+    assert all(torch.equal(noisy[name], value) for name, value in nothing.items())
 
 
 def test_an_upload_that_cannot_be_compared_is_not_sent() -> None:
@@ -379,6 +384,17 @@ def test_a_ledger_allows_up_to_its_bound_and_not_beyond(tmp_path: Path) -> None:
         assert not ledger.allows(none, 1e9, 1e-5)
 
 
+def test_a_bound_is_checked_where_a_release_is_entered(tmp_path: Path) -> None:
+    """Two processes of a client that both look first must not both spend the rest."""
+    path, bound = tmp_path / "privacy.json", privacy.epsilon(0.5, 1e-5) + 1e-9
+    first, second = privacy.Ledger(path), privacy.Ledger(path)
+    assert first.allows(2.0, bound, 1e-5) and second.allows(2.0, bound, 1e-5)
+    first.record("run", 0, 2.0, 1.0, most=bound)
+    with pytest.raises(privacy.SpentError, match="more than the epsilon of"):
+        second.record("run", 1, 2.0, 1.0, most=bound)
+    assert len(privacy.Ledger(path).releases) == 1
+
+
 DAMAGE = {
     "empty": b"",
     "cut": b'{"schema": 1, "releases": [{"run": "a", "rou',
@@ -460,6 +476,22 @@ def test_processes_of_one_client_do_not_forget_each_other(tmp_path: Path) -> Non
 
 
 # docs/privacy.md
+
+
+def test_flowers_secure_aggregation_is_as_the_page_says() -> None:
+    """A Flower that has it for messages, or with keys that clients can check, is worth a look."""
+    from flwr import clientapp, serverapp
+    from flwr.app import Context, RecordDict
+    from flwr.client.mod.secure_aggregation import secaggplus_mod
+    from flwr.server.workflow import SecAggPlusWorkflow
+
+    with pytest.raises(TypeError, match="Expect a LegacyContext"):
+        SecAggPlusWorkflow(3, 2)(None, Context(1, 1, {}, RecordDict(), {}))  # type: ignore[arg-type]
+    here = [*dir(clientapp), *dir(clientapp.mod), *dir(serverapp), *dir(serverapp.strategy)]
+    assert not [name for name in here if "secagg" in name.lower()]
+    code = Path(str(secaggplus_mod.__code__.co_filename)).read_text()
+    assert "recorddict_to_fitres" in code
+    assert not re.search(r"\bsign|verify_signature", code.replace("Assigning", ""))
 
 
 def epsilon_table() -> list[str]:

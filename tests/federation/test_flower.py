@@ -736,22 +736,35 @@ def test_a_question_asked_again_gets_the_same_noise(tmp_path: Path) -> None:
     assert spent == pytest.approx(ledger.spent(1e-5))
 
 
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [({"min_noise": 2.0}, "noise of at least 2"), ({"max_epsilon": 1.0}, "epsilon of 1")],
-)
-def test_a_client_has_the_last_word_about_its_privacy(
-    place: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    folders = federation(tmp_path, with_small("pfedbayes", rounds=1), **place)
+TEN = tuple(map(str, range(10)))
+"""Classes of the digits: with noise of its own, a client names them itself."""
+
+
+def test_a_client_has_the_last_word_about_its_privacy(tmp_path: Path) -> None:
+    flags = with_small("pfedbayes", rounds=1)
+    folders = federation(tmp_path, flags, max_epsilon=1.0, classes=TEN)
     with pytest.raises(UserError, match="no quorum"):
         folders.federate(PRIVATE)
-    assert {words in str(e["reason"]) for e in events_of(folders, "refused")} == {True}
+    assert {"epsilon of 1" in str(e["reason"]) for e in events_of(folders, "refused")} == {True}
     assert not any("privacy.json" in str(f) for f in tmp_path.rglob("*.json"))
 
 
+@pytest.mark.parametrize("rules", [QUICK, PRIVATE], ids=["no rule", "a weaker rule"])
+def test_a_client_adds_its_own_noise(rules: Rules, tmp_path: Path) -> None:
+    """Whatever the server's rules are; the run goes on without its numbers."""
+    flags = with_small("coreset-pfedbayes", rounds=2, partition="labels:4", scale="standard")
+    folders = federation(tmp_path, flags, min_noise=2.0, clip=0.1, classes=TEN)
+    summary = folders.federate(rules)
+    assert not events_of(folders, "refused") and summary["metrics"] == {}
+    assert lines_of(folders)[0]["federation"]["examples"] == [100] * 3
+    for place in folders.grid.places.values():
+        ledger = privacy.Ledger(place.state / "privacy.json")
+        assert [(each.noise, each.clip) for each in ledger.releases] == [(2.0, 0.1)] * 2
+
+
 def test_a_bound_on_epsilon_needs_noise(tmp_path: Path) -> None:
-    folders = federation(tmp_path, with_small("pfedbayes", rounds=1), max_epsilon=50.0)
+    flags = with_small("pfedbayes", rounds=1)
+    folders = federation(tmp_path, flags, max_epsilon=50.0, classes=TEN)
     with pytest.raises(UserError, match="no quorum"):
         folders.federate()
     assert "without noise spends everything" in (folders.run / "events.jsonl").read_text()

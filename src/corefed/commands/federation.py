@@ -177,6 +177,22 @@ def status(directory: FolderArgument, json: Json = False) -> None:
 
 
 @app.command()
+def audit(directory: FolderArgument, json: Json = False) -> None:
+    """Show what left a client, reply by reply. DIR is the client's own folder."""
+    from corefed.federation import audit
+    from corefed.federation.operate.folder import ClientFolder
+    from corefed.show import report  # rich takes a tenth of a second
+
+    lines = audit.read(ClientFolder.read(directory).state)
+    if json:
+        typer.echo(jsonlib.dumps(lines, indent=1))
+    elif lines:
+        report.console().print(audit.table(lines))
+    else:
+        typer.echo("Nothing has left this client.")
+
+
+@app.command()
 def stop(directory: FolderArgument, name: RunName = None) -> None:
     """End the training that is going on; it can be resumed."""
     from corefed.federation.operate import following  # torch takes a second

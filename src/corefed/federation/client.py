@@ -1,9 +1,16 @@
 """The client's half of a federation: its data, its private state, one answer per task.
 
-Data and private state stay in folders of the client's own machine. Only a `Reply` leaves it: the
-method's message, counts, sums over test and validation points, and numbers about training. An error
-leaves as one of the sentences below, which quote no data, no path and no text of another error. The
-client's own log has the rest.
+Data and private state stay in folders of the client's own machine. Only a `Reply` leaves it, and
+every reply is in the client's own log before it is sent (`audit.py`). What is in it is for the
+client's own settings to decide, never for the server's:
+
+    no noise     the method's message, counts, and with `share_metrics` sums over test and
+                 validation points and numbers about training
+    with noise   the message under noise, and numbers that client.toml has. Nothing else depends on
+                 the data: not which fields there are, not whether training or reading failed
+
+An error leaves as one of a few sentences, which quote no data, no path and no text of another
+error. The client's own log has the rest.
 
 Private state is kept before an answer is sent, under the number of the next round. A server that
 was killed asks a round again. The client then starts from the state before that round and gives the
@@ -12,10 +19,12 @@ same answer, because randomness is a function of (seed, round, client).
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,56 +33,115 @@ from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.shown import say, say_note
 from corefed.base.types import Tree, Work
-from corefed.federation import digest, evaluating, keeping, wire
-from corefed.federation.protocol import Reply, Task
-from corefed.federation.reading import local_data
+from corefed.federation import asked, audit, evaluating, keeping, limits, wire
+from corefed.federation.asked import Asked
+from corefed.federation.limits import LimitError, TimeUpError, time_limit
+from corefed.federation.protocol import Reply, Task, check_run
 from corefed.federation.task_context import (
     ClientSettings,
+    Plan,
     PublicError,
     TaskContext,
+    describe,
     experiment_of,
+    make_plan,
     prepare,
-    read,
     refuse_code,
 )
 from corefed.federation.trust import privacy
-from corefed.training import calibration, client_side
+from corefed.federation.trust.privacy import SpentError
+from corefed.federation.trust.terms import Terms, TermsError, terms_of
+from corefed.training import client_side
 from corefed.training.calibration import Temperatures
+
+FAILED = "The client cannot do the task; its own log says why."
+UNLOGGED = "The client cannot write its audit log, so it sends nothing; its own log says why."
 
 
 def answer(task: Task, settings: ClientSettings) -> Reply:
-    """What the client replies; never raises."""
+    """What the client replies; never raises. It is in the audit log."""
+    reply = _answer(task, settings)
     try:
-        wanted = experiment_of(task)
-        refuse_code(wanted, settings)
-        if task.kind == "join":
-            data = read(task, wanted, settings)
-            _note(data.notes)
-            return _reply(task, local_data.describe(data))
-        context = prepare(task, settings, wanted)
-        return _train(task, context) if task.kind == "train" else _evaluate(task, context)
-    except PublicError as error:
-        return _reply(task, {}, error=str(error))
+        audit.enter(settings.state, reply, _spent(settings))
     except UserError as error:
         say(f"error: {error}", file=sys.stderr)
-        return _reply(task, {}, error="The client cannot do the task; its own log says why.")
-    except Exception as error:
+        return _reply(task, {}, error=UNLOGGED)
+    return reply
+
+
+def _answer(task: Task, settings: ClientSettings) -> Reply:
+    try:
+        check_run(task.run)
+        wanted = experiment_of(task)
+        refuse_code(wanted, settings)
+        limits.check_settings(wanted, task.round, settings.limits)
+        asked.check_room(settings.state, task.run, settings.limits)
+        if task.kind == "join":
+            return _join(task, settings)
+        plan = make_plan(task, settings, wanted)
+        history = Asked(settings.state / task.run)
+        history.note(task, wanted.run.rounds, settings.limits)
+        return _train(task, plan) if task.kind == "train" else _evaluate(task, plan, history)
+    except (PublicError, LimitError, TermsError, SpentError) as error:
+        return _reply(task, {}, error=str(error))
+    except TimeUpError:
+        return _reply(task, {}, error=limits.late_sentence(settings.limits))
+    except UserError as error:
+        say(f"error: {error}", file=sys.stderr)
+        return _reply(task, {}, error=FAILED)
+    except Exception:
         traceback.print_exc()
-        kind = type(error).__name__
-        return _reply(task, {}, error=f"The client failed ({kind}); its own log says where.")
+        return _reply(task, {}, error=FAILED)
 
 
 def _reply(task: Task, figures: dict[str, Any], tree: Tree | None = None, error: str = "") -> Reply:
     return Reply(task.kind, task.run, task.round, task.client, figures, tree or {}, error)
 
 
-def _train(task: Task, context: TaskContext) -> Reply:
-    method, settings, run = context.method, context.settings, context.experiment.run
-    private_upload = task.dp_clip > 0 and bool(task.tree)
-    _check_privacy(task, settings)
-    kept = context.store.upload(task.run, task.round, _digest(task)) if private_upload else None
+# --- join -----------------------------------------------------------------------------------------
+
+
+def _join(task: Task, settings: ClientSettings) -> Reply:
+    """A description of the data, once per run: asked again, the same one."""
+    told = asked.told(settings.state, task)
+    if told is None:
+        with time_limit(settings.limits.seconds):
+            told = describe(task, experiment_of(task), settings)
+        asked.keep_told(settings.state, task, told, settings.limits)
+    return _reply(task, told)
+
+
+# --- train ----------------------------------------------------------------------------------------
+
+
+def _train(task: Task, plan: Plan) -> Reply:
+    settings, store, question = plan.settings, plan.store, asked.question_of(task)
+    terms = terms_of(task, settings) if task.tree or settings.private else None
+    if terms is None:
+        with time_limit(settings.limits.seconds):
+            message, private, figures = _work(task, prepare(task, plan))
+        store.save(task.run, task.round + 1, private)
+        return _reply(task, figures, _packed(task, plan, message))
+    if task.tree and not plan.method.traits.aligned:
+        raise PublicError(f"The uploads of {plan.method.name} cannot be made private.")
+    kept = store.upload(task.run, task.round, question)
     if kept is not None:  # asked again: the same noise, or it would be a second release
         return _reply(task, *kept)
+    if task.tree:  # before the training: one that does not end is counted too
+        most = settings.max_epsilon or math.inf
+        ledger = privacy.Ledger(settings.state / "privacy.json")
+        ledger.record(task.run, task.round, *terms, most=most, delta=settings.delta)
+    message, after, figures = _work_quietly(task, plan)
+    message = _packed(task, plan, _privatise(task, plan, terms, message))
+    if after is not None:
+        store.save(task.run, task.round + 1, after)
+    store.keep_upload(task.run, task.round, question, figures, message)
+    return _reply(task, figures, message)
+
+
+def _work(task: Task, context: TaskContext) -> tuple[Tree, Tree, dict[str, Any]]:
+    """Train: the message, the private state after it, and the numbers that are sent with it."""
+    method, run = context.method, context.experiment.run
     began = time.perf_counter()
     private = _private(task.run, task.round, context)
     before = client_side.selection_cost(method, private)
@@ -86,45 +154,103 @@ def _train(task: Task, context: TaskContext) -> Reply:
         Work(run.local_steps, run.batch_size),
     )
     message = {name: value[0].cpu() for name, value in trained.message.items()}
+    after = {name: value.cpu() for name, value in trained.private.items()}
     figures: dict[str, Any] = {
         "examples": int(context.train.size.item()),
         "seconds": time.perf_counter() - began,
     }
-    if settings.share_metrics:
+    if context.settings.share_metrics:
         figures["loss"] = trained.loss.item()
         figures["processed"] = int(trained.examples.item())
-        after = client_side.selection_cost(method, trained.private)
-        if before is not None and after is not None:
-            figures["selection"] = (after - before).item()
+        cost = client_side.selection_cost(method, trained.private)
+        if before is not None and cost is not None:
+            figures["selection"] = (cost - before).item()
         numbers = client_side.report(method, trained.private)
         figures["coreset"] = {name: float(value[0]) for name, value in numbers.items()}
-    if private_upload:
-        message = _privatise(task, context, message)
-    if task.difference and method.traits.aligned:
-        message = wire.difference(message, task.tree)
-    message = wire.narrow(message, task.upload)
-    context.store.save(task.run, task.round + 1, {k: v.cpu() for k, v in trained.private.items()})
-    if private_upload:
-        context.store.keep_upload(task.run, task.round, _digest(task), figures, message)
-    return _reply(task, figures, message)
+    return message, after, figures
 
 
-def _evaluate(task: Task, context: TaskContext) -> Reply:
-    """Sums over the test points for each model; none where the client does not share them."""
-    began = time.perf_counter()
-    models = evaluating.Models(
-        context.method,
-        _broadcast(task.tree, context.device),
-        _private(task.run, task.round + 1, context),
-        Streams([Who(context.seed, task.client)], task.round, context.device),
+def _work_quietly(task: Task, plan: Plan) -> tuple[Tree, Tree | None, dict[str, Any]]:
+    """Train for an upload under noise. Where that fails, the difference is zero, and the state that
+    of before.
+
+    A client that itself asks for noise does not show that its data could not be read either, and
+    sends no number that depends on them.
+    """
+    settings, message = plan.settings, task.tree
+    figures: dict[str, Any] = {"examples": settings.examples}
+    state: Tree | None = None
+    with _quietly(settings.private), time_limit(settings.limits.seconds):
+        context = prepare(task, plan)
+        if not settings.private:
+            figures = {"examples": int(context.train.size.item())}
+        with _quietly():
+            private = _private(task.run, task.round, context)
+            state = {name: value.cpu() for name, value in private.items()}
+            message, state, exact = _work(task, context)
+            figures = figures if settings.private else exact
+    return message, state, figures
+
+
+@contextmanager
+def _quietly(quiet: bool = True) -> Iterator[None]:
+    """Errors end the block and are printed. None of them reaches the server."""
+    try:
+        yield
+    except (Exception, TimeUpError):
+        if not quiet:
+            raise
+        print("error: a task failed, and the server is not told so:", file=sys.stderr)
+        traceback.print_exc()
+
+
+def _privatise(task: Task, plan: Plan, terms: Terms, message: Tree) -> Tree:
+    """The message under noise, of what the server sent; nothing else of it is sent."""
+    noisy, _ = privacy.privatise(
+        {name: value for name, value in message.items() if name in task.tree},
+        task.tree,
+        plan.method.traits.posteriors,
+        terms.clip,
+        terms.noise,
+        privacy.system_normals,
     )
-    found = evaluating.temperatures(task, context, models)
-    if task.round + 1 == context.experiment.run.rounds:
-        _keep_model(task, context, models, found)
-    if not context.settings.share_metrics:
-        return _reply(task, {"models": {}})
-    figures = evaluating.figures(task, context, models, found)
-    return _reply(task, {**figures, "seconds": time.perf_counter() - began})
+    return noisy
+
+
+def _packed(task: Task, plan: Plan, message: Tree) -> Tree:
+    """In the form and precision that the server asks for."""
+    if task.difference and plan.method.traits.aligned:
+        message = wire.difference(message, task.tree)
+    return wire.narrow(message, task.upload)
+
+
+# --- evaluate -------------------------------------------------------------------------------------
+
+
+def _evaluate(task: Task, plan: Plan, history: Asked) -> Reply:
+    """Sums over the test points for each model; none where the client does not share them."""
+    settings, rounds = plan.settings, plan.experiment.run.rounds
+    last = history.keeps(task, rounds)
+    shares = settings.share_metrics and not settings.private
+    figures: dict[str, Any] = {"models": {}}
+    if not last and not shares:
+        return _reply(task, figures)
+    with _quietly(settings.private), time_limit(settings.limits.seconds):
+        began = time.perf_counter()
+        context = prepare(task, plan)
+        models = evaluating.Models(
+            context.method,
+            _broadcast(task.tree, context.device),
+            _private(task.run, task.round + 1, context),
+            Streams([Who(context.seed, task.client)], task.round, context.device),
+        )
+        found = evaluating.temperatures(task, context, models)
+        if last and _keep_model(task, context, models, found):
+            history.finish(task, rounds)
+        if shares:
+            figures = evaluating.figures(task, context, models, found)
+            figures["seconds"] = time.perf_counter() - began
+    return _reply(task, figures)
 
 
 def _keep_model(
@@ -132,26 +258,20 @@ def _keep_model(
     context: TaskContext,
     models: evaluating.Models,
     temperatures: Temperatures | None,
-) -> None:
+) -> bool:
     """Keep the model that the run ends with. A full disk does not stop the run."""
-    if context.settings.models is None:
-        return
-    folder = context.settings.models / task.run
+    folder = context.settings.models
+    if folder is None:
+        return True
     try:
-        keeping.keep(
-            folder,
-            context.settings.name,
-            context.experiment,
-            context.preparation,
-            context.train,
-            context.test,
-            models.method,
-            models.broadcast,
-            models.private,
-            None if temperatures is None else calibration.stored(temperatures),
-        )
+        _note(keeping.keep(folder, task.run, context, models, temperatures))
     except UserError as error:
-        _note([f"The model of this run is not kept in {folder}: {error}"])
+        _note([f"The model of this run is not kept in {folder / task.run}: {error}"])
+        return False
+    return True
+
+
+# --- state ----------------------------------------------------------------------------------------
 
 
 def _private(run: str, round_: int, context: TaskContext) -> Tree:
@@ -168,6 +288,15 @@ def _private(run: str, round_: int, context: TaskContext) -> Tree:
     return client_side.start(context.method, _broadcast(first, context.device), context.train)
 
 
+def _spent(settings: ClientSettings) -> float | None:
+    """epsilon of all uploads so far, for the log; None without any, or where it cannot be read."""
+    try:
+        ledger = privacy.Ledger(settings.state / "privacy.json")
+    except UserError:
+        return None
+    return ledger.spent(settings.delta) if ledger.releases else None
+
+
 def _note(notes: Sequence[str]) -> None:
     """For the client's operator, in its own log."""
     for note in notes:
@@ -176,39 +305,3 @@ def _note(notes: Sequence[str]) -> None:
 
 def _broadcast(tree: Tree, device: torch.device) -> Tree:
     return {name: value.to(device).unsqueeze(0) for name, value in tree.items()}
-
-
-def _digest(task: Task) -> str:
-    """Of the question, to tell whether a stored upload answers it."""
-    terms = (task.upload, task.difference, task.dp_clip, task.dp_noise, task.agreement)
-    return digest.hash_tree(task.tree, task.settings, repr(terms))
-
-
-def _check_privacy(task: Task, settings: ClientSettings) -> None:
-    """Refuse less noise than the client itself asks for, whatever the server's rules are."""
-    noise = task.dp_noise if task.dp_clip > 0 else 0.0
-    if not noise >= settings.min_noise:
-        raise PublicError(
-            f"This client trains only with noise of at least {settings.min_noise:g}; the server's "
-            f"rules have {noise:g}."
-        )
-    if settings.max_epsilon and not noise:
-        raise PublicError(
-            "This client bounds what its uploads spend (max_epsilon), and an upload without noise "
-            "spends everything; switch on differential privacy by dp_clip."
-        )
-
-
-def _privatise(task: Task, context: TaskContext, message: Tree) -> Tree:
-    """Add noise to an upload, and enter it in the client's ledger before it can be sent."""
-    settings, posteriors = context.settings, context.method.traits.posteriors
-    ledger, most = privacy.Ledger(settings.state / "privacy.json"), settings.max_epsilon
-    if most and not ledger.allows(task.dp_noise, most, settings.delta):
-        raise PublicError(
-            f"Another upload would spend more than the epsilon of {most:g} that this client allows."
-        )
-    noisy, _ = privacy.privatise(
-        message, task.tree, posteriors, task.dp_clip, task.dp_noise, privacy.system_normals
-    )
-    ledger.record(task.run, task.round, task.dp_noise, task.dp_clip)
-    return noisy

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from corefed.base.errors import UserError
 from corefed.base.rng import Streams
 from corefed.base.types import ClientData, Method, Tree
-from corefed.bayes.temperature import GRID
+from corefed.bayes.temperature import GRID, LEAST, MOST
 from corefed.federation import answers
 from corefed.federation.link import mismatch
 from corefed.federation.protocol import Task
@@ -54,6 +55,8 @@ def temperatures(task: Task, context: TaskContext, models: Models) -> Temperatur
     if not task.temperature:
         return None
     told: dict[str, float] = json.loads(task.temperature)
+    if any(answers.number(T, LEAST, MOST) is None for T in told.values()):
+        raise UserError(f"The server sent temperatures that are not between {LEAST} and {MOST}.")
     pooled = {kind: torch.tensor([T], dtype=torch.float64) for kind, T in told.items()}
     nothing = torch.zeros(1, len(GRID), dtype=torch.float64)
     found = _slopes(context, models)

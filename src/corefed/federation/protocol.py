@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # programs of Flower start without torch, which takes a secon
     from corefed.base.types import Tree
     from corefed.data.columns import Column
 
-VERSION = 3
+VERSION = 4
 """A client and a server with different versions of the protocol refuse each other."""
 
 ENVELOPE = 1 << 20
@@ -91,13 +91,15 @@ class Reply(NamedTuple):
 
 
 RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+CURRENT = "current"
+"""Not the name of a run: at a client it is the link to the model in use."""
 
 
 def check_run(name: str) -> str:
     """Refuse a bad name of a run: it names a folder, on the server and on every client."""
-    if not RUN.fullmatch(name):
+    if not RUN.fullmatch(name) or name == CURRENT:
         raise UserError(
             f"{name[:80]!r} is no name for a run: up to 63 of a-z, 0-9 and '-', the first a letter "
-            "or digit."
+            f"or digit, and not {CURRENT!r}."
         )
     return name

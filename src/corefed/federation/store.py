@@ -3,6 +3,7 @@
     RUN/about.json              what the state belongs to: experiment, data, protocol, client
     RUN/round-T.safetensors     the state after T rounds, with which round T (counted from 0) begins
     RUN/upload-T.safetensors    what was sent in round T, where noise must not be drawn twice
+    RUN/join.json, asked.json   what the client was asked before (`asked.py`)
 
 Two of each kind are kept: a server that was killed asks its last round again, and gets the same
 answer from the state before it. Files are replaced as a whole (`base/files.py`), and a state is
@@ -62,12 +63,15 @@ class Store:
         self,
         run: str,
         fingerprint: str,
-        data_fingerprint: str,
+        data_fingerprint: str | None,
         *,
         name: str = "",
         agreement: str = "",
     ) -> None:
-        """Record what a run's state belongs to; refuse it if that has changed."""
+        """Record what a run's state belongs to; refuse it if that has changed.
+
+        Without a fingerprint of the data all else is compared, before the data are read.
+        """
         folder = self._folder(run)
         about = {
             "protocol": VERSION,
@@ -77,14 +81,15 @@ class Store:
             "data": data_fingerprint,
         }
         kept = self._about(folder)
-        if kept is None:
+        for key, words in _CHANGED.items():
+            if kept is None or (key == "data" and None in (kept[key], about[key])):
+                continue
+            if kept.get(key) != about[key]:
+                raise UserError(f"Run {run!r} {words}. Its state is in {folder}.")
+        if kept is None or (kept["data"] is None and data_fingerprint is not None):
             with _writing(folder, "Nothing of this run is kept yet"):
                 self._make(folder)
                 files.replace(folder / ABOUT, digests.to_json(about), 0o600)
-            return
-        for key, words in _CHANGED.items():
-            if kept.get(key) != about[key]:
-                raise UserError(f"Run {run!r} {words}. Its state is in {folder}.")
 
     def load(self, run: str, round_: int) -> Tree | None:
         """The state with which round `round_` begins; None for a client that has not trained yet.
@@ -177,7 +182,9 @@ class Store:
         if not path.exists() and not _numbers(folder, STATE):
             return None
         try:
-            return digests.from_json(_read(path), path)
+            about = digests.from_json(_read(path), path)
+            if "data" in about:
+                return about
         except (ValueError, _DamagedError):
             pass
         raise UserError(

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from corefed.base.device import device_for
 from corefed.base.errors import UserError
+from corefed.base.rng import SERVER, Streams, Who
+from corefed.base.shown import say_note
 from corefed.base.types import ClientData, Method
 from corefed.data.preparation import Preparation, TargetUnit
 from corefed.data.table import Settings
-from corefed.federation.protocol import Task
+from corefed.federation import limits
+from corefed.federation.limits import Limits
+from corefed.federation.protocol import Agreement, Task
 from corefed.federation.reading import fitting, local_data
+from corefed.federation.reading.outline import outline
 from corefed.federation.store import Store
 from corefed.methods import registry
 from corefed.models import own
 from corefed.settings import config
 from corefed.settings.run import Experiment
-from corefed.training import setup, variants
+from corefed.training import client_side, setup, variants
 
 SPLIT_SEED = 0
 """Of the test part of data without one: the client's own, the same in every run."""
@@ -38,13 +45,40 @@ class ClientSettings(NamedTuple):
     data: str  # what it learns from: a path, with or without its kind before it
     device: str = "cpu"
     target: str = ""  # column of a table that is predicted
+    classes: tuple[str, ...] = ()  # those it takes part with; empty: all
     test_fraction: float = 0.2  # of data without a test part of their own
     share_metrics: bool = True  # whether losses, sums over test points and so on are sent
-    min_noise: float = 0.0  # trains only under differential privacy with at least this noise
+    min_noise: float = 0.0  # least noise of an upload, in units of the clip
+    clip: float = 0.0  # length that a difference is clipped to; 0: the server's
     max_epsilon: float = 0.0  # stops when its uploads have spent this; 0: no bound
     delta: float = 1e-5
+    join: str = "auto"  # what it tells about its data: full, shape, or auto
+    examples: int = 100  # told in place of the number of training points, with noise
     model: str = ""  # the package.module:factory that it runs if the server asks for that one
     models: Path | None = None  # folder for its model at the end of a run; None: it keeps none
+    limits: Limits = Limits()
+
+    @property
+    def private(self) -> bool:
+        """Whether the client itself asks for noise: then no exact number leaves it."""
+        return self.min_noise > 0 or self.max_epsilon > 0
+
+    @property
+    def tells_all(self) -> bool:
+        """Whether it describes its data in full when it joins."""
+        return self.join == "full" or (self.join == "auto" and not self.private)
+
+
+class Plan(NamedTuple):
+    """Per-task context without the data: what follows from the task and the client's settings."""
+
+    settings: ClientSettings
+    experiment: Experiment
+    agreement: Agreement
+    method: Method
+    device: torch.device
+    seed: int
+    store: Store
 
 
 class TaskContext(NamedTuple):
@@ -54,6 +88,7 @@ class TaskContext(NamedTuple):
     experiment: Experiment
     method: Method
     preparation: Preparation
+    data: local_data.LocalData
     train: ClientData  # one client: [1, n, ...]
     test: ClientData
     validation: ClientData | None
@@ -70,24 +105,54 @@ class TaskContext(NamedTuple):
         return TargetUnit(mean, std)
 
 
-def prepare(task: Task, settings: ClientSettings, wanted: Experiment) -> TaskContext:
-    agreement = task.agreement
+def make_plan(task: Task, settings: ClientSettings, wanted: Experiment) -> Plan:
+    """All that needs no data. What is refused here depends on none."""
+    agreement, run, store = task.agreement, wanted.run, Store(settings.state)
     if agreement is None:
         raise PublicError("The server sent no agreement about the data.")
+    foreign = [name for name in settings.classes if not _spelt(name, agreement.classes)]
+    if foreign:
+        raise PublicError(
+            f"client.toml of this client names the class {foreign[0]!r}, which is none of this "
+            f"run's: {', '.join(agreement.classes)}."
+        )
+    limits.check_widths(run, agreement, settings.limits)
+    bounded = dataclasses.replace(run, memory_mb=min(run.memory_mb, settings.limits.memory_mb))
+    sizes = len(agreement.classes), agreement.targets
+    # Code that the client's own file lists, which `refuse_code` has made sure of.
+    model = setup.network(bounded, agreement.shape, *sizes, own.named(bounded.model))
+    limits.check_size(model.size, settings.limits)
+    now = variants.at_round(wanted.settings, run, task.round)
+    method = registry.build(run.method, now, model)
+    _check_broadcast(task, method, run.seeds[0])
+    store.claim(
+        task.run,
+        config.fingerprint(config.to_dict(wanted)),
+        None,
+        name=settings.name,
+        agreement=agreement.to_json(),
+    )
+    device = device_for(settings.device)
+    return Plan(settings, wanted, agreement, method, device, run.seeds[0], store)
+
+
+def prepare(task: Task, plan: Plan) -> TaskContext:
+    """Read the data, in the terms of the agreement."""
+    settings, wanted, agreement, device = (
+        plan.settings,
+        plan.experiment,
+        plan.agreement,
+        plan.device,
+    )
     data = read(task, wanted, settings)
     try:
         train, test, preparation = fitting.fit(data, agreement, settings.name)
-        validation = fitting.fit_validation(data, agreement, preparation, settings.name)
-    except UserError as error:  # speaks of shapes and names, which are sent at the join anyway
-        raise PublicError(str(error)) from error
-    device = device_for(settings.device)
-    sizes = len(agreement.classes), agreement.targets
-    # Code that the client's own file lists, which `refuse_code` has made sure of.
-    model = setup.network(wanted.run, agreement.shape, *sizes, own.named(wanted.run.model))
-    now = variants.at_round(wanted.settings, wanted.run, task.round)
-    method = registry.build(wanted.run.method, now, model)
-    store = Store(settings.state)
-    store.claim(
+        validation = fitting.fit_validation(data, preparation, settings.name)
+    except UserError as error:
+        if settings.tells_all:  # it speaks of shapes and names, which were sent at the join
+            raise PublicError(str(error)) from error
+        raise
+    plan.store.claim(
         task.run,
         config.fingerprint(config.to_dict(wanted)),
         local_data.fingerprint(data),
@@ -97,15 +162,29 @@ def prepare(task: Task, settings: ClientSettings, wanted: Experiment) -> TaskCon
     return TaskContext(
         settings,
         wanted,
-        method,
+        plan.method,
         preparation,
+        data,
         train.to(device),
         test.to(device),
         None if validation is None else validation.to(device),
         device,
-        wanted.run.seeds[0],
-        store,
+        plan.seed,
+        plan.store,
     )
+
+
+def _check_broadcast(task: Task, method: Method, seed: int) -> None:
+    """Refuse a broadcast that is none of the method's: how training fails on it could tell data."""
+    first = client_side.sent(method, method.init_server(Streams([Who(seed, SERVER)], 0)))
+    forms = [
+        {name: (value.shape, value.dtype) for name, value in tree.items()}
+        for tree in (first, task.tree)
+    ]
+    if forms[0] != forms[1]:
+        raise PublicError("The server sent other tensors than its settings say.")
+    if not all(bool(value.isfinite().all()) for value in task.tree.values()):
+        raise PublicError("The server sent numbers that are not finite.")
 
 
 def experiment_of(task: Task) -> Experiment:
@@ -126,7 +205,11 @@ def refuse_code(wanted: Experiment, settings: ClientSettings) -> None:
 
 
 def read(task: Task, wanted: Experiment, settings: ClientSettings) -> local_data.LocalData:
-    """The client's points. A table is read as in a simulation, with the client's own target."""
+    """The client's points. A table is read as in a simulation, with the client's own target.
+
+    Classes are the client's own to choose. Those of the experiment are only compared with them: a
+    server that names one class does not get what the client says of that class alone.
+    """
     run = wanted.run
     ignored = (*run.ignore, run.client_column) if run.client_column else run.ignore
     return local_data.read(
@@ -134,9 +217,36 @@ def read(task: Task, wanted: Experiment, settings: ClientSettings) -> local_data
         test_fraction=settings.test_fraction,
         seed=SPLIT_SEED,
         reading=Settings(settings.target, "", run.categorical, ignored, run.missing, run.task),
-        classes=run.classes,
+        classes=settings.classes,
+        spelling=run.classes,
         embedding=run.embedding,
         bad_images=run.bad_images,
-        memory_mb=run.memory_mb,
+        memory_mb=settings.limits.memory_mb,
         validation=local_data.HeldBack(run.validation, run.seeds[0], task.client),
     )
+
+
+def describe(task: Task, wanted: Experiment, settings: ClientSettings) -> dict[str, Any]:
+    """What the client tells when it joins: a description of its data, or their outline alone."""
+    run = wanted.run
+    if settings.tells_all:
+        data = read(task, wanted, settings)
+        for note in data.notes:
+            say_note(note)
+        return local_data.describe(data)
+    ignored = (*run.ignore, run.client_column) if run.client_column else run.ignore
+    return outline(
+        settings.data,
+        target=settings.target,
+        classes=[_spelt(name, run.classes) or name for name in settings.classes],
+        examples=settings.examples,
+        ignored=ignored,
+        embedding=run.embedding,
+        memory_mb=settings.limits.memory_mb,
+    )
+
+
+def _spelt(name: str, classes: Sequence[str]) -> str:
+    """A class in the spelling of the experiment; empty where it has none."""
+    lower = {each.casefold(): each for each in classes}
+    return name if name in classes else lower.get(name.casefold(), "")

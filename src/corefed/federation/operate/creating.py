@@ -168,10 +168,9 @@ def _fill(
 def _client_files(
     name: str, address: Address, ca: bytes, pair: certificates.KeyPair
 ) -> dict[str, tuple[bytes, int]]:
-    about, privacy, data = folder.About(name, str(address)), folder.Privacy(), folder.Data()
-    text = (
-        f"{toml.written(about)}\n[privacy]\n{toml.written(privacy)}\n[data]\n{toml.written(data)}"
-    )
+    tables = {"privacy": folder.Privacy(), "data": folder.Data(), "limits": folder.Limits()}
+    text = toml.written(folder.About(name, str(address)))
+    text += "".join(f"\n[{title}]\n{toml.written(table)}" for title, table in tables.items())
     return {
         f"{name}/client.toml": (text.encode(), SECRET),
         f"{name}/ca.crt": (ca, PLAIN),

@@ -13,6 +13,7 @@ from corefed.base.shown import say, say_note
 from corefed.data.table import Settings
 from corefed.federation.operate.folder import ClientFolder
 from corefed.federation.reading import local_data
+from corefed.federation.reading.outline import check_classes
 from corefed.federation.task_context import SPLIT_SEED
 
 
@@ -27,7 +28,10 @@ def main() -> int:
             reading=Settings(settings.target),
             labels_only=True,  # of a table: which columns are features is the run's to say
             embedding="none",  # images must be readable; what they become is the run's to say
+            classes=settings.classes,
         )
+        if not settings.tells_all:
+            check_classes(data.labels, settings.classes)
     except UserError as error:
         say(error)
         return 2

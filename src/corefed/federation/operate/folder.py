@@ -4,7 +4,7 @@
                           clients/NAME.pub  start.sh  corefed-server.service  app/
                           and, once it runs: link.db  nodes.json  flower/  runs/RUN/
     DIR/clients/NAME/     client.toml  ca.crt  key  key.pub  start.sh  corefed-client.service
-                          and, once it runs: flower/  state/
+                          and, once it runs: flower/  state/  models/
 
 `creating.py` makes them. A secret that others on the machine can read is refused.
 """
@@ -19,12 +19,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.base.settings import NotNegative, Probability, Range, Unit
+from corefed.federation.limits import Limits as Limits
 from corefed.federation.operate.address import LISTEN, Address, default_bind
+from corefed.federation.operate.client_tables import About as About
+from corefed.federation.operate.client_tables import Data as Data
+from corefed.federation.operate.client_tables import Privacy as Privacy
 from corefed.federation.protocol import check_run
 from corefed.federation.rules import Rules
 from corefed.settings import toml
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
 FEDERATION, CLIENT = "federation.toml", "client.toml"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
 LOCK = ".lock"
-HEARTBEAT = Range(lambda v: 10 <= v <= 1800, "between 10 and 1800")  # Flower's own
 LIMIT, REFUSED = "message_limit", "refused.jsonl"  # between the training and `fence.py`
 
 
@@ -141,48 +143,6 @@ class ServerFolder:
 
 
 @dataclass(frozen=True)
-class About:
-    """What stands first in client.toml."""
-
-    name: str
-    """The client's name in the federation."""
-    address: str
-    """HOST:PORT of the server."""
-    device: str = "cpu"
-    """Where to train: auto, cpu, cuda or cuda:INDEX."""
-    share_metrics: bool = True
-    """Send losses, sums over this client's test points and its coreset's numbers to the server."""
-    model: str = ""
-    """A network of your own, package.module:factory, that this client runs if the server asks for
-    exactly it; other code that the server names is refused unseen."""
-    heartbeat: Annotated[int, HEARTBEAT, Unit("seconds")] = 10
-    """Seconds between signs of life; the server counts this client as gone after twice as long."""
-
-
-@dataclass(frozen=True)
-class Privacy:
-    """The table [privacy] of client.toml: what this client asks for, whatever the server says."""
-
-    min_noise: NotNegative = 0.0
-    """Train only under differential privacy with at least this noise (the server's rule dp_noise);
-    0 asks for none."""
-    max_epsilon: NotNegative = 0.0
-    """Stop when the uploads have spent this epsilon; 0 sets no bound."""
-    delta: Probability = 1e-5
-    """Delta that goes with max_epsilon."""
-
-
-@dataclass(frozen=True)
-class Data:
-    """The table [data] of client.toml."""
-
-    test_fraction: Annotated[float, Range(lambda v: 0 <= v < 1, "at least 0 and below 1")] = 0.2
-    """Part kept for testing, of data without a test part of their own."""
-    target: str = ""
-    """Of a table: the column to predict. It must be named; other kinds of data do without."""
-
-
-@dataclass(frozen=True)
 class ClientFolder:
     """DIR/clients/NAME, or a copy of it elsewhere."""
 
@@ -191,21 +151,24 @@ class ClientFolder:
     about: About
     privacy: Privacy
     data: Data
+    limits: Limits
 
     @classmethod
     def read(cls, path: Path) -> ClientFolder:
         path = _one_client(path.absolute())
         where = path / CLIENT
         copy = "copy the client's whole folder (DIR/clients/NAME) to this machine"
-        tables = toml.groups(toml.read(where, copy), ("privacy", "data"), str(where))
+        tables = toml.groups(toml.read(where, copy), ("privacy", "data", "limits"), str(where))
         about = toml.table(tables[""], About, str(where))
         privacy = toml.table(tables["privacy"], Privacy, f"[privacy] of {where}")
         data = toml.table(tables["data"], Data, f"[data] of {where}")
+        limits = toml.table(tables["limits"], Limits, f"[limits] of {where}")
         check_names([about.name], f"name in {where}")
         for name in ("ca.crt", "key"):
             require(path / name, copy)
         refuse_readable(path / "key")
-        return cls(path, Address.parse(about.address, f"address in {where}"), about, privacy, data)
+        address = Address.parse(about.address, f"address in {where}")
+        return cls(path, address, about, privacy, data, limits)
 
     @classmethod
     def from_environment(cls) -> ClientFolder:
@@ -216,23 +179,32 @@ class ClientFolder:
     def name(self) -> str:
         return self.about.name
 
+    @property
+    def state(self) -> Path:
+        return self.path / "state"
+
     def settings(self) -> ClientSettings:
         """What the training needs to know, with the data that --data named."""
         from corefed.federation.task_context import ClientSettings  # torch takes a second
 
         return ClientSettings(
             name=self.name,
-            state=self.path / "state",
+            state=self.state,
             data=os.environ["COREFED_CLIENT_DATA"],
             device=os.environ.get("COREFED_CLIENT_DEVICE") or self.about.device,
             target=self.data.target,
+            classes=self.data.classes,
             test_fraction=self.data.test_fraction,
             share_metrics=self.about.share_metrics,
             model=self.about.model,
             models=self.path / "models",
             min_noise=self.privacy.min_noise,
+            clip=self.privacy.clip,
             max_epsilon=self.privacy.max_epsilon,
             delta=self.privacy.delta,
+            join=self.privacy.join,
+            examples=self.privacy.examples,
+            limits=self.limits,
         )
 
 

@@ -157,8 +157,11 @@ log in there who should not start runs, and put no proxy or tunnel before the po
     corefed federation client {first} --data PATH     # or {first}/start.sh PATH, or the service
 
 PATH is a folder, an image folder, an .npz file or a table; data do not leave the machine. What
-this client decides for itself is in its `client.toml`: device, privacy, which metrics it shares.
-The client keeps its private state in `state/` of its folder: keep that folder.
+this client decides for itself is in its `client.toml`: device, privacy, which metrics it shares,
+how much work it does. The client keeps its private state in `state/` of its folder: keep that
+folder. Its models are in `models/`; `models/current` is the one in use.
+
+    corefed federation audit {first}     # what left this client
 
 ## Another client later
 

@@ -8,6 +8,9 @@ n = n_a + n_b,
 
 (Chan, Golub & LeVeque 1983), which loses no digits where sums of squares would.
 
+A client with noise tells no moments (`outline.py`): it has a count of 0, columns without values and
+no target.
+
 Descriptions come from machines that the server does not control. `check_description` looks at
 types, lengths and numbers before anything is computed from them. Names are compared and kept, never
 interpreted.
@@ -125,7 +128,7 @@ def _check_arrays(description: Description) -> str:
         return f"has more than {MOST_VALUES} values"
     if are_numbers(names) and any(int(name) >= MOST for name in names):
         return f"has class numbers above {MOST - 1}; is it an identifier?"
-    if description["count"] != description["train"] * math.prod(shape):
+    if description["count"] not in (0, description["train"] * math.prod(shape)):
         return "has another number of values than its points have"
     if not _plausible(description["count"], description["mean"], description["m2"]):
         return "has a scale that numbers in float32 cannot have"
@@ -143,7 +146,7 @@ def _check_table(description: Description) -> str:
         return problem
     if len({each["name"] for each in columns}) < len(columns):
         return "has a column twice"
-    if description["targets"] > 1 or len(target) != 2 * description["targets"]:
+    if description["targets"] > 1 or len(target) not in (0, 2 * description["targets"]):
         return "has another number of targets than a table has"
     numbers = all(type(each) in (int, float) for each in target)
     if target and not (numbers and _plausible(train, *target)):

@@ -55,28 +55,42 @@ def fit(
     ready = _preparation(data, agreement, client)
     learnt = data.y_train if data.labels else ready.standardise(data.y_train)
     train, test = (
-        _fitted(data, agreement, ready, client, x, y)
+        _fitted(data, ready, client, x, y)
         for x, y in ((data.x_train, learnt), (data.x_test, data.y_test))
     )
     return train, test, ready
 
 
-def fit_validation(
-    data: LocalData, agreement: Agreement, ready: Preparation, client: str
-) -> ClientData | None:
+def fit_validation(data: LocalData, ready: Preparation, client: str) -> ClientData | None:
     """The validation points as `fit` gives the test points; None where there are none."""
     if data.x_validation is None or data.y_validation is None:
         return None
-    return _fitted(data, agreement, ready, client, data.x_validation, data.y_validation)
+    return _fitted(data, ready, client, data.x_validation, data.y_validation)
 
 
-def _fitted(
-    data: LocalData, agreement: Agreement, ready: Preparation, client: str, x: Tensor, y: Tensor
-) -> ClientData:
-    places = torch.tensor([agreement.classes.index(name) for name in data.labels])
-    scaled = ready.scale(_arrange(data, x, agreement.columns), client)
-    y = places[y] if data.labels else y
+def _fitted(data: LocalData, ready: Preparation, client: str, x: Tensor, y: Tensor) -> ClientData:
+    scaled, y = _placed(data, ready, client, x, y)
     return ClientData(scaled.unsqueeze(0), y.unsqueeze(0), torch.ones(1, len(x)))
+
+
+def fit_points(
+    data: LocalData, ready: Preparation, client: str, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Some of the client's points in the terms of a model that it has; refused if they do not fit.
+
+    Targets of a regression keep their own unit.
+    """
+    targets = len(ready.targets)
+    terms = (ready.shape, ready.labels, targets, ready.mean, ready.std, ready.columns)
+    _check_fit(data, Agreement(*terms))
+    return _placed(data, ready, client, x, y)
+
+
+def _placed(
+    data: LocalData, ready: Preparation, client: str, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    places = torch.tensor([ready.labels.index(name) for name in data.labels])
+    return ready.scale(_arrange(data, x, ready.columns), client), places[y] if data.labels else y
 
 
 def _arrange(data: LocalData, x: Tensor, wanted: Sequence[Column]) -> Tensor:

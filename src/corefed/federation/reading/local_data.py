@@ -79,6 +79,7 @@ def read(
     seed: int,
     reading: Settings | None = None,
     classes: Sequence[str] = (),
+    spelling: Sequence[str] = (),
     embedding: Embedding = "auto",
     bad_images: str = "refuse",
     memory_mb: int = 4096,
@@ -87,7 +88,9 @@ def read(
 ) -> LocalData:
     """The points of a file or folder; only those of `classes`, where some are named.
 
-    `reading` is for tables; `labels_only` leaves their features unread. Without `validation` no
+    `classes` are the client's to name. `spelling` are all classes of the experiment: it changes the
+    spelling of names, and points of a class that it lacks are refused, not left out. `reading` is
+    for tables; `labels_only` leaves their features unread. Without `validation` no
     training points are held back.
 
     Test points are those that the data set apart, or else a part of each class, drawn by `seed`.
@@ -95,7 +98,7 @@ def read(
     """
     if not 0 <= test_fraction < 1:
         raise UserError(f"test_fraction is {test_fraction}; it must be at least 0 and below 1.")
-    kind, path = _kind(spec)
+    kind, path = kind_of(spec)
     if kind == "npz":
         dataset = npz.read(path, memory_mb, task=(reading or Settings()).task)
     elif kind == "table":
@@ -111,6 +114,8 @@ def read(
         )
     check(dataset)
     dataset = _select_classes(dataset, classes)
+    if spelling and dataset.classes:
+        dataset = _spell(dataset, spelling)
     test = dataset.held_out
     if test is None:
         test = held_out.draw(dataset, test_fraction, seed)
@@ -135,7 +140,7 @@ def read(
     )
 
 
-def _kind(spec: str) -> tuple[str, Path]:
+def kind_of(spec: str) -> tuple[str, Path]:
     """npz, table or image-folder, and what to read."""
     kind, colon, written = spec.partition(":")
     if not colon or kind not in ("npz", "table", "image-folder"):
@@ -182,6 +187,19 @@ def _select_classes(dataset: Dataset, classes: Sequence[str]) -> Dataset:
         held_out=None if dataset.held_out is None else dataset.held_out[kept],
         notes=(*dataset.notes, note),
     )
+
+
+def _spell(dataset: Dataset, spelling: Sequence[str]) -> Dataset:
+    """Classes as the experiment writes them, in their order."""
+    lower = {name.casefold() for name in spelling}
+    foreign = [own for own in dataset.labels if own not in spelling and own.casefold() not in lower]
+    if foreign:
+        raise UserError(
+            f"{dataset.name} has the class {foreign[0]!r}, which is none of this run's: "
+            f"{', '.join(spelling)}. To take part without it, name the classes of this client as "
+            "classes in client.toml ([data])."
+        )
+    return _select_classes(dataset, spelling)
 
 
 # --- the description ------------------------------------------------------------------------------

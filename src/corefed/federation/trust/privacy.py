@@ -6,6 +6,9 @@ back into the message's own units:
 
     v + s (u min(1, clip / ||u||) + noise clip g),    g ~ N(0, I).
 
+A message without a finite length, that of a training that diverged, counts as v itself: u = 0. So
+whether training failed does not show in what is sent.
+
 **Neighbours.** Two federations are neighbours if some client's difference is zero in every round of
 one of them and all else is the same. Who takes part is no secret. The sensitivity is then `clip`.
 If a client's data are exchanged for others it is 2 clip: every mu below doubles.
@@ -97,8 +100,8 @@ def privatise(
     moved = {name: value.double() - broadcast[name] for name, value in message.items()}
     length = metric.length(moved, unit).item()
     if not math.isfinite(length):
-        raise UserError("Training diverged: the upload has no finite length, and was not sent.")
-    shrink = min(1.0, clip / length) if length > 0 else 1.0
+        moved = {name: torch.zeros_like(value) for name, value in moved.items()}
+    shrink = min(1.0, clip / length) if 0 < length < math.inf else 1.0
 
     def released(name: str, value: Tensor) -> Tensor:
         g = generator(value.numel()).view_as(value).to(value.device)
@@ -198,11 +201,16 @@ class Release(NamedTuple):
     clip: float
 
 
+class SpentError(UserError):
+    """Of a release that would spend too much; it speaks of the client's settings alone."""
+
+
 class Ledger:
     """A client's own record of what it released, in all runs, since they share its data.
 
-    A release is entered before it is sent, and is not sent if it cannot be entered. Sending a
-    stored upload again is no release. Entries are added under a lock, so that two processes of one
+    A release is entered before its training begins, so that one that fails, or that a crash ends,
+    is counted too. It is not sent if it cannot be entered. Sending a stored upload again is no
+    release. Entries are added under a lock, so that two processes of one
     client do not lose each other's.
     """
 
@@ -219,8 +227,16 @@ class Ledger:
         """Whether epsilon stays within `max_epsilon` after one more release."""
         return noise > 0 and self.spent(delta, noise) <= max_epsilon
 
-    def record(self, run: str, round_: int, noise: float, clip: float) -> None:
-        """Enter a release; only then may it be sent."""
+    def record(
+        self,
+        run: str,
+        round_: int,
+        noise: float,
+        clip: float,
+        most: float = math.inf,
+        delta: float = 1e-5,
+    ) -> None:
+        """Enter a release, unless epsilon would exceed `most`; only then may it be sent."""
         release = Release(run, round_, float(noise), float(clip))
         if not _sound(release):
             raise UserError(f"{release} is no release that could be counted; nothing was sent.")
@@ -228,6 +244,7 @@ class Ledger:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _locked(_lock(self.path)) as handle:
                 releases = [*_read(self.path), release]
+                self._refuse_beyond(releases, most, delta)
                 content = {"schema": SCHEMA, "releases": [each._asdict() for each in releases]}
                 files.replace(self.path, digests.to_json(content), 0o600)
                 os.write(handle, MARK)
@@ -237,6 +254,15 @@ class Ledger:
                 "would not be counted."
             ) from error
         self.releases = releases
+
+    def _refuse_beyond(self, releases: Sequence[Release], most: float, delta: float) -> None:
+        if most < math.inf:
+            spent = epsilon(compose(1 / release.noise for release in releases), delta)
+            if not spent <= most:
+                raise SpentError(
+                    f"Another upload would spend more than the epsilon of {most:g} that this "
+                    "client allows."
+                )
 
 
 def _read(path: Path) -> list[Release]:
