@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 Event = Literal[
-    "started", "resumed", "joined", "missing", "refused", "late", "no-quorum", "robust", "stopped",
-    "finished",
+    "started", "resumed", "joined", "missing", "refused", "late", "no-quorum", "robust", "left-out",
+    "stopped", "finished",
 ]  # fmt: skip
 
 LONGEST = 300
