@@ -52,10 +52,10 @@ def collect(
         online = wait_for(cohort, wanted, rules.join_wait, context.link)
         present = [name for name in cohort if name in online]
         tasks = {name: context.task_for("train", t, name, sent) for name in present}
-        asked += len(tasks)
         accepted: dict[str, Reply] = {}
         lost = {name: "not connected" for name in cohort if name not in tasks}
         for name, reply in ask(context, tasks, wanted, whole=attempt > 0).items():
+            asked += reply != PAUSED
             if isinstance(reply, str):
                 lost[name] = reply
                 continue

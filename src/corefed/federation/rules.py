@@ -53,11 +53,11 @@ class Rules:
     """Bound on a client's message; 0 takes twice the expected size and a megabyte."""
     outlier: Annotated[float, Range(lambda v: v == 0 or v >= 1, "0, or at least 1")] = 20.0
     """Updates so many times larger than the cohort's median are refused; 0 refuses none."""
-    sigma_factor: Annotated[float, Range(lambda v: v == 0 or v > 1, "0, or above 1")] = 1000.0
+    sigma_factor: Annotated[float, Range(lambda v: v == 0 or v > 1, "0, or above 1")] = 30.0
     """Updates with a sigma this many times smaller or larger than sent are refused; 0: none."""
     aggregation: Literal["auto", "plain", "median", "trimmed-mean", "krum", "clip"] = "auto"
     """How updates are joined; auto: robustly from 3 clients on, plain for fewer."""
-    trim: Annotated[float, Range(lambda v: 0 <= v < 0.5, "at least 0 and below 0.5")] = 0.2
+    trim: Annotated[float, Range(lambda v: 0 <= v < 0.5, "at least 0 and below 0.5")] = 0.34
     """Of trimmed-mean: part of the values left out at each end, coordinate by coordinate."""
     byzantine: NotNegativeInt = 1
     """Of krum: bad clients to withstand in a round; it needs twice as many and three more."""

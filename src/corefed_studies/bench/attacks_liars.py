@@ -49,7 +49,6 @@ class Attack(NamedTuple):
     join: Lie | None = None
     evaluate: Lie | None = None
     labels: Callable[[torch.Tensor], torch.Tensor] | None = None  # of its training points
-    posteriors: bool = False  # only of methods that send standard deviations
     silent: bool = False
 
 
@@ -206,9 +205,9 @@ ATTACKS: dict[str, Attack] = {
     "noise x19": Attack("random, 19 times as long as its difference", noise),
     "constant": Attack("2 in every place", constant(2.0)),
     "not a number": Attack("NaN in every place", constant(float("nan"))),
-    "tiny sigmas": Attack("rho less 100", shifted_widths(-100.0), posteriors=True),
-    "small sigmas": Attack("rho less 6, within bounds", shifted_widths(-6.0), posteriors=True),
-    "huge sigmas": Attack("rho plus 6, within bounds", shifted_widths(6.0), posteriors=True),
+    "tiny sigmas": Attack("rho less 100", shifted_widths(-100.0)),
+    "small sigmas": Attack("rho less 3, within bounds", shifted_widths(-3.0)),
+    "huge sigmas": Attack("rho plus 3, within bounds", shifted_widths(3.0)),
     "a little": Attack("honest mean - 1.5 standard deviations", little),
     "inner product": Attack("minus 10 times the honest mean difference", inner_product(10.0)),
     "free rider": Attack("copies another client", copied),
@@ -219,20 +218,20 @@ ATTACKS: dict[str, Attack] = {
     "claimed later": Attack(
         "claims 10^7 examples in training only; sign flip", claims(moved(-1.0))
     ),
-    "wild mean": Attack("at the join: 10^7 points with mean 1000", None, vast_join(1000.0)),
-    "wrong shape": Attack("at the join: another shape of a point", None, wrong_shape),
-    "invented classes": Attack("at the join: 5000 more classes", None, invented_classes),
+    "wild mean": Attack("at the join: 10^7 points with mean 1000", join=vast_join(1000.0)),
+    "wrong shape": Attack("at the join: another shape of a point", join=wrong_shape),
+    "invented classes": Attack("at the join: 5000 more classes", join=invented_classes),
     "perfect score": Attack(
-        "in the evaluation: all of 10^7 test points are right", None, vast_join(), perfect
+        "in the evaluation: all of 10^7 test points are right",
+        join=vast_join(),
+        evaluate=perfect,
     ),
 }
-TWO = (
-    "none",
-    "silent",
-    "label flip x19",
-    "sign flip x19",
-    "noise x19",
-    "a little",
-    "inner product",
-)
+MAIN_ATTACKS = (
+    "none", "label flip x19", "sign flip x19", "noise x19", "a little", "inner product",
+)  # fmt: skip
+"""Those on the aggregation that every rule is run against."""
+TWO = ("none", "label flip x19", "sign flip x19", "a little")
 """Attacks of two sybils, who do the same."""
+FEDAVG = ("none", "label flip x19", "sign flip x19", "claimed examples", "a little")
+"""Attacks on weights without posteriors, which FedAvg averages by claimed examples."""

@@ -139,15 +139,17 @@ def keep_known_categories(descriptions: Descriptions, quorum: int) -> dict[str, 
             number.setdefault(column["name"], Counter()).update(column["categories"])
     crowded = {name: found for name, found in number.items() if len(found) > MOST_CATEGORIES}
 
-    def thin(column: Mapping[str, Any]) -> Mapping[str, Any]:
+    def thin(column: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
         found = crowded.get(column["name"])
         if found is None:
             return column
         own = [each for each in column["categories"] if found[each] >= quorum]
-        return {**column, "categories": own}
+        if own or column["kind"] != "category":
+            return {**column, "categories": own}
+        return {**column, "kind": "empty", "categories": [], "missing": rows}
 
     return {
-        name: {**each, "columns": [thin(column) for column in each["columns"]]}
+        name: {**each, "columns": [thin(column, each["train"]) for column in each["columns"]]}
         if "columns" in each
         else each
         for name, each in descriptions.items()

@@ -9,7 +9,7 @@ by beta or fusing precisions stays as it is:
     krum          one row: that of the client with the smallest sum of squared distances to its
                   S - f - 2 nearest others (Blanchard et al., NeurIPS 2017; Krum, not multi-Krum)
     auto          plain for one or two clients and for methods whose uploads are not aligned;
-                  median from three on
+                  trimmed-mean from three on
     clip          all rows, their differences from the broadcast v shortened to at most clip times
                   the cohort's median length: v + s (message - v), s <= 1
 
@@ -51,7 +51,7 @@ class Combined(NamedTuple):
     note: str = ""  # for the operator; usually empty
 
 
-AUTO: Literal["median"] = "median"
+AUTO: Literal["trimmed-mean"] = "trimmed-mean"
 """What auto takes from three clients on; `docs/attacks.md` compares the rules."""
 FEWEST = 3
 """Clients from which on a rule can withstand somebody."""
