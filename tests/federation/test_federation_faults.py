@@ -33,7 +33,10 @@ SPLIT: dict[str, Any] = {"data": "digits", "partition": "iid", "clients": 3}
 QUICK: dict[str, Any] = {
     "rounds": 3, "local_steps": 10, "hidden": [16], "evaluate_every": 3, "evaluate_draws": 3,
 }  # fmt: skip
-RULES = {"deadline": 60.0, "join_wait": 60.0, "quorum": 1.0, "attempts": 5}
+RULES: dict[str, Any] = {
+    "deadline": 60.0, "join_wait": 60.0, "quorum": 1.0, "attempts": 5,
+    "aggregation": "plain", "join": "pooled", "class_quorum": 1, "max_weight": 0.0,
+}  # fmt: skip
 NAMES = ("alice", "bob", "carol")
 HOOKS = Path(__file__).parents[1] / "support" / "federation_hooks"
 """With which clients can be held in the middle of a training; one of them lies in the run `bad`."""

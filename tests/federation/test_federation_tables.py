@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from commands import corefed
-from federation_calls import Call
+from federation_calls import AS_SIMULATED, Call
 
 from corefed.base.errors import UserError
 from corefed.data import clients, held_out, inputs, table
@@ -177,7 +177,7 @@ def test_a_federation_trains_as_its_simulation(tmp_path: Path, target: str, meth
     }
     run = tmp_path / "run"
     record.Folder(run).create(config.resolve(flags={**flags, "data": "local"}))
-    summary = server.federate(run, list(places), Rules(join_wait=0.0), Call(places))
+    summary = server.federate(run, list(places), AS_SIMULATED, Call(places))
     assert summary["config"]["scale"] == "features"
     experiment = config.resolve(
         flags={**flags, "data": f"table:{whole}", "target": target, "runtime": "loop"}

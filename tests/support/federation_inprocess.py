@@ -7,9 +7,11 @@ Flower's serialisation on their way there and back, and a test can change, lose 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from federation_calls import AS_SIMULATED
 from federation_points import deal
 from flwr.app import Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
@@ -139,7 +141,7 @@ class Folders(NamedTuple):
         return server.federate(self.run, self.names, rules or QUICK, link)
 
 
-QUICK = Rules(deadline=0.3, join_wait=0.0, attempts=1)
+QUICK = replace(AS_SIMULATED, deadline=0.3, attempts=1)
 
 
 def federation(

@@ -8,6 +8,7 @@ decide on the temperature that clients fit their own around, between 0.2 and 5.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -140,15 +141,40 @@ def _totals(model: str, sums: object, classes: int, most: int) -> Tree:
     return found
 
 
+def share(points: float, most: float) -> float:
+    """The part of its weight with which a client of so many points counts; 1 unless it has more."""
+    return min(1.0, most / points) if points > 0 else 1.0
+
+
+def bounded(sums: Tree, most: float) -> Tree:
+    """The totals as if they were of at most so many points."""
+    part = share(sums["points"].item(), most)
+    return sums if part == 1 else {name: value * part for name, value in sums.items()}
+
+
+def medians(found: Mapping[str, Mapping[str, Tree]]) -> dict[str, list[float]]:
+    """The median over clients of each metric, which a minority of them cannot choose."""
+    rows = [scoring.named_metrics(each) for each in found.values()]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [statistics.median(row[name] for row in rows if name in row)] for name in names}
+
+
 def score_numbers(
-    found: Mapping[str, Mapping[str, Tree]], names: Sequence[str], classes: Sequence[str]
+    found: Mapping[str, Mapping[str, Tree]],
+    names: Sequence[str],
+    classes: Sequence[str],
+    most: float = math.inf,
 ) -> dict[str, Any]:
-    """An evaluation as rounds.jsonl has it, from the totals of the clients that sent some."""
+    """An evaluation as rounds.jsonl has it, from the totals of the clients that sent some.
+
+    `most` is the number of points that one client counts for at most. `coverage` says how many
+    clients the metrics are of, and what their median is.
+    """
     models = list(dict.fromkeys(model for each in found.values() for model in each))
     if not models:
         return {}
     pooled = {
-        model: scoring.add([each[model] for each in found.values() if model in each])
+        model: scoring.add([bounded(each[model], most) for each in found.values() if model in each])
         for model in models
     }
     first = "personal" if "personal" in models else models[0]
@@ -158,6 +184,7 @@ def score_numbers(
         "clients": [[None if sums is None else scoring.first_metric(sums) for sums in own]],
         "classes": {},
         "overconfidence": {},
+        "coverage": {"clients": len(found), "of": len(names), "median": medians(found)},
     }
     if classes:
         bold = {model: [scoring.overconfidence(sums)] for model, sums in pooled.items()}

@@ -15,18 +15,21 @@ Both fits are those of a simulation (`training/calibration.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
 from corefed.base.types import ClientData, Method, Tree
 from corefed.bayes.temperature import GRID, LEAST, MOST
-from corefed.federation import answers
+from corefed.federation import answers, collecting, joining
 from corefed.federation.link import mismatch
-from corefed.federation.protocol import Task
+from corefed.federation.protocol import Reply, Task
+from corefed.federation.told import Part
+from corefed.federation.trust import robust
 from corefed.training import calibration, client_side
 from corefed.training.calibration import Temperatures
 from corefed.training.evaluate import evaluate_clients
@@ -36,6 +39,9 @@ from corefed.training.predicting import posterior_noise
 if TYPE_CHECKING:
     from corefed.federation.server import ServerContext
     from corefed.federation.task_context import TaskContext
+
+ATTEMPTS = 2
+"""Times an evaluation without a quorum is asked."""
 
 
 # --- the client -----------------------------------------------------------------------------------
@@ -131,29 +137,40 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(context: ServerContext, t: int, server: Tree) -> Line:
-    """Metrics over the points of all clients that answer, for the line of round t (from 0)."""
+    """Metrics over the points of all clients that answer, for the line of round t (from 0).
+
+    Without a quorum of answers, after a second try, there are none: what a few clients say is no
+    result of the federation.
+    """
     first = _ask(context, t, server, "")
-    line = _metrics(context, {name: each.tested for name, each in first.items()})
-    validated = _metrics(context, {name: each.validated for name, each in first.items()})
+    quorum = joining.quorum_size(context.rules, len(context.names))
+    if len(first) < quorum:
+        reason = f"{len(first)} acceptable answers in the evaluation, {quorum} needed"
+        context.log("no-quorum", t + 1, reason=reason)
+        return {}
+    line = _metrics(context, {name: each.tested for name, each in first.items()}, "test")
+    validated = _metrics(context, {name: each.validated for name, each in first.items()}, "train")
     if validated:
         line["validation"] = validated["metrics"]
-    slopes = [each.slopes for each in first.values() if each.slopes]
-    if line and slopes and calibration.is_wanted(context.run, t):
-        line["calibration"] = _calibrate(context, t, server, slopes)
+    if (
+        line
+        and any(each.slopes for each in first.values())
+        and calibration.is_wanted(context.run, t)
+    ):
+        line["calibration"] = _calibrate(context, t, server, first)
     return line
 
 
-def _calibrate(context: ServerContext, t: int, server: Tree, slopes: Sequence[Tree]) -> Line:
+def _calibrate(
+    context: ServerContext, t: int, server: Tree, first: Mapping[str, Evaluated]
+) -> Line:
     """Tell the clients the temperature of all of them; each then answers at its own."""
-    sums = {
-        kind: torch.stack([each[kind] for each in slopes if kind in each]).sum(0)
-        for kind in dict.fromkeys(kind for each in slopes for kind in each)
-    }
+    sums = _pooled_slopes(context, first)
     pooled = {kind: calibration.pool(each).item() for kind, each in sums.items()}
     second = _ask(context, t, server, json.dumps(pooled))
     own = [second[name].temperature if name in second else {} for name in context.names]
-    validated = _metrics(context, {name: each.validated for name, each in second.items()})
-    tested = _metrics(context, {name: each.tested for name, each in second.items()})
+    validated = _metrics(context, {name: each.validated for name, each in second.items()}, "train")
+    tested = _metrics(context, {name: each.tested for name, each in second.items()}, "test")
     return {
         "pooled": {kind: [T] for kind, T in pooled.items()},
         "temperature": {
@@ -167,36 +184,72 @@ def _calibrate(context: ServerContext, t: int, server: Tree, slopes: Sequence[Tr
     }
 
 
-def _metrics(context: ServerContext, found: Mapping[str, Mapping[str, Tree]]) -> Line:
+def _pooled_slopes(context: ServerContext, first: Mapping[str, Evaluated]) -> Tree:
+    """By kind of model. Under a robust rule, the median over clients of the slope per point."""
+    found: dict[str, list[tuple[Tensor, float]]] = {}
+    for each in first.values():
+        for kind, slopes in each.slopes.items():
+            points = each.validated[kind]["points"].item()
+            found.setdefault(kind, []).append((slopes, points))
+    pooled = {}
+    for kind, rows in found.items():
+        if context.rules.aggregation == "plain" or len(rows) < robust.FEWEST:
+            pooled[kind] = torch.stack([slopes for slopes, _ in rows]).sum(0)
+            continue
+        per_point = torch.stack([slopes / points for slopes, points in rows])
+        pooled[kind] = per_point.quantile(0.5, dim=0) * sum(points for _, points in rows)
+    return pooled
+
+
+def _metrics(context: ServerContext, found: Mapping[str, Mapping[str, Tree]], part: Part) -> Line:
+    """`part` is whose numbers, told at the join, bound what a client counts for.
+
+    Validation points are held back from the training points, and are bounded by their number.
+    """
     given = {name: sums for name, sums in found.items() if sums}
-    return answers.score_numbers(given, context.names, context.agreement.classes)
+    most = context.told.weight(part, context.rules)
+    return answers.score_numbers(given, context.names, context.agreement.classes, most)
 
 
 def _ask(context: ServerContext, t: int, server: Tree, temperature: str) -> dict[str, Evaluated]:
-    """The acceptable answers of all clients that are connected."""
+    """The acceptable answers of all clients that are connected, asked twice without a quorum."""
     sent = client_side.sent(context.method, server)
-    online = context.link.online()
-    tasks = {
-        name: context.task_for("evaluate", t, name, sent)._replace(temperature=temperature)
-        for name in context.names
-        if name in online
-    }
-    classes, most = len(context.agreement.classes), context.rules.max_examples
+    quorum = joining.quorum_size(context.rules, len(context.names))
     found: dict[str, Evaluated] = {}
-    for name, reply in context.link.ask(tasks, context.rules.deadline).items():
-        if isinstance(reply, str):
-            context.log("missing", t + 1, name, f"in the evaluation: {reply}")
-            continue
-        problem = mismatch(tasks[name], reply)
-        try:
-            tested = answers.read_totals(reply.figures, classes, most)
-            validated = answers.read_totals(reply.figures, classes, most, "validation")
-            slopes = answers.read_slopes(reply.figures, validated, classes)
-        except ValueError as error:
-            problem = problem or str(error)
-        if problem:
-            context.log("refused", t + 1, name, f"in the evaluation: {problem}")
-        else:
-            own = answers.read_temperatures(reply.figures)
-            found[name] = Evaluated(tested, validated, slopes, own)
+    for attempt in range(ATTEMPTS):
+        online = context.link.online()
+        tasks = {
+            name: context.task_for("evaluate", t, name, sent)._replace(temperature=temperature)
+            for name in context.names
+            if name in online and name not in found
+        }
+        if not tasks:
+            break
+        needed = min(len(tasks), quorum - len(found))
+        for name, reply in collecting.ask(context, tasks, needed, whole=attempt > 0).items():
+            if isinstance(reply, str):
+                context.log("missing", t + 1, name, f"in the evaluation: {reply}")
+                continue
+            read = _read(context, name, tasks[name], reply)
+            if isinstance(read, str):
+                context.log("refused", t + 1, name, f"in the evaluation: {read}")
+            else:
+                found[name] = read
+        if len(found) >= quorum:
+            break
     return found
+
+
+def _read(context: ServerContext, name: str, task: Task, reply: Reply) -> Evaluated | str:
+    """A client's answer, or why it is unacceptable."""
+    classes, told, rules = len(context.agreement.classes), context.told, context.rules
+    problem = mismatch(task, reply)
+    if problem:
+        return problem
+    try:
+        tested = answers.read_totals(reply.figures, classes, told.most(name, "test", rules))
+        validated = answers.read_totals(reply.figures, classes, rules.max_examples, "validation")
+        slopes = answers.read_slopes(reply.figures, validated, classes)
+    except ValueError as error:
+        return str(error)
+    return Evaluated(tested, validated, slopes, answers.read_temperatures(reply.figures))

@@ -19,8 +19,8 @@ from corefed.base import digests
 from corefed.base.shown import say
 
 Event = Literal[
-    "started", "resumed", "joined", "missing", "refused", "late", "no-quorum", "robust", "stopped",
-    "finished",
+    "started", "resumed", "joined", "missing", "refused", "late", "no-quorum", "robust", "left-out",
+    "stopped", "finished",
 ]  # fmt: skip
 
 LONGEST = 300

@@ -12,12 +12,16 @@ from typing import Any
 
 from corefed.base import digests, files
 from corefed.base.errors import UserError
+from corefed.federation import told as telling
 from corefed.federation.events import Log
 from corefed.federation.link import Link, mismatch, wait_for
 from corefed.federation.protocol import Agreement, Task
+from corefed.federation.reading import majority
 from corefed.federation.reading.agreement import agree
-from corefed.federation.reading.description import check_description
+from corefed.federation.reading.description import Description, check_description
 from corefed.federation.rules import Rules
+from corefed.federation.told import Told
+from corefed.federation.waiting import Strikes
 from corefed.settings import config
 from corefed.settings.run import OWN_NOISE, Experiment, Noise, Run, Scaling
 
@@ -49,17 +53,46 @@ def connect(names: Sequence[str], rules: Rules, link: Link) -> set[str]:
 
 def agree_on_data(
     path: Path, names: Sequence[str], rules: Rules, link: Link, log: Log, wanted: Experiment
-) -> Agreement:
-    """The agreement in the run's folder, or else that of the clients that are connected."""
+) -> tuple[Agreement, Told]:
+    """What is in the run's folder, or else follows from the clients that are connected."""
     file = path / AGREEMENT
     if file.exists():
-        return read_agreement(file)
+        return read_agreement(file), telling.load(path)
+    quorum = quorum_size(rules, len(names))
+    described = _descriptions(path.name, names, rules, link, log, wanted)
+    _require(quorum, described, names)
+    counted = _count(described, rules, wanted)
+    for name, reason in counted.left_out.items():
+        log("refused", 0, name, f"left out of the agreement about the data: {reason}")
+    kept = counted.descriptions
+    _require(quorum, kept, names)
+    first = next(iter(kept.values()))
+    model = _model(wanted, first.get("shape", ()))
+    scale = _scale(wanted, model, "columns" in first)
+    agreement = agree(kept, wanted.run.classes, scale, medians=rules.join == "robust")
+    if counted.classes_left_out:
+        log("left-out", 0, "", majority.class_note(counted.classes_left_out, agreement.classes))
+    found = Told(
+        {name: each["train"] for name, each in kept.items()},
+        {name: each["test"] for name, each in kept.items()},
+        tuple(sorted(counted.classes_left_out)),
+    )
+    telling.save(path, found)  # before the agreement, whose presence says that both are there
+    files.replace(file, encode_agreement(agreement))
+    return agreement, found
+
+
+def _descriptions(
+    run: str, names: Sequence[str], rules: Rules, link: Link, log: Log, wanted: Experiment
+) -> dict[str, Description]:
+    """Those that can be read, by name."""
     settings = settings_as_toml(wanted)
-    task = Task("join", path.name, -1, 0, settings, None, "float32", False, 0.0, 0.0, {})
+    task = Task("join", run, -1, 0, settings, None, "float32", False, 0.0, 0.0, {})
     online = link.online()
     tasks = {n: task._replace(client=i) for i, n in enumerate(names) if n in online}
-    described: dict[str, dict[str, Any]] = {}
-    for name, reply in link.ask(tasks, rules.deadline).items():
+    waiting = Strikes(rules).waiting(quorum_size(rules, len(names)))
+    described: dict[str, Description] = {}
+    for name, reply in link.ask(tasks, waiting).items():
         if isinstance(reply, str):
             log("missing", 0, name, reply)
             continue
@@ -69,18 +102,31 @@ def agree_on_data(
             continue
         described[name] = reply.figures
         log("joined", 0, name, f"{reply.figures['train']} training points")
-    quorum = quorum_size(rules, len(names))
+    return described
+
+
+def _require(quorum: int, described: Mapping[str, Description], names: Sequence[str]) -> None:
     if len(described) < quorum:
         raise UserError(
-            f"{len(described)} of {len(names)} clients described their data, and the quorum is "
-            f"{quorum}; events.jsonl says why the others did not."
+            f"{len(described)} of {len(names)} clients described their data in a way that can be "
+            f"used, and the quorum is {quorum}; events.jsonl says why the others did not."
         )
-    first = next(iter(described.values()))
-    model = _model(wanted, first.get("shape", ()))
-    scale = _scale(wanted, model, "columns" in first)
-    agreement = agree(described, wanted.run.classes, scale)
-    files.replace(file, encode_agreement(agreement))
-    return agreement
+
+
+def _count(
+    described: Mapping[str, Description], rules: Rules, wanted: Experiment
+) -> majority.Counted:
+    """The descriptions that count, with the classes and categories that enough clients name."""
+    alike, odd, _ = majority.keep_alike(described)
+    named = wanted.run.classes
+    if named:  # clients leave out other classes themselves, so these are made up
+        foreign = {n for n, each in alike.items() if not set(each["classes"]) <= set(named)}
+        odd |= dict.fromkeys(foreign, "It names classes that the experiment does not.")
+        found = majority.Counted({n: e for n, e in alike.items() if n not in foreign}, {}, {})
+    else:
+        found = majority.keep_known_classes(alike, rules.class_quorum, rules.max_classes)
+    thinned = majority.keep_known_categories(found.descriptions, rules.class_quorum)
+    return found._replace(descriptions=thinned, left_out={**odd, **found.left_out})
 
 
 def encode_agreement(agreement: Agreement) -> bytes:
@@ -109,18 +155,27 @@ def _check_answer(figures: Mapping[str, Any], rules: Rules) -> str:
         count = figures["train"]
         if not 1 <= count <= rules.max_examples:
             return f"claims {count} training points, not 1 to {rules.max_examples}"
+        if figures["test"] > rules.max_examples:
+            return f"claims {figures['test']} test points, not at most {rules.max_examples}"
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         return f"describes its data in a way that cannot be read ({type(error).__name__})"
     return ""
 
 
-def complete_experiment(wanted: Experiment, agreement: Agreement) -> Experiment:
-    """The experiment with what depends on the data filled in, for the record."""
+def complete_experiment(
+    wanted: Experiment, agreement: Agreement, told: Told | None = None
+) -> Experiment:
+    """The experiment with what depends on the data filled in, for the record and the clients.
+
+    Where classes were left out, it names the others: a client then leaves out its points of them.
+    """
     model = _model(wanted, agreement.shape)
     scale = _scale(wanted, model, bool(agreement.columns))
     run = dataclasses.replace(
         wanted.run, partition="natural", device="cpu", model=model, scale=scale
     )
+    if told is not None and told.classes_left_out:
+        run = dataclasses.replace(run, classes=agreement.classes)
     asked = Noise(run.noise, run.learn_noise)
     if agreement.target_mean and asked == Noise(Run.noise, Run.learn_noise):
         # As in a simulation of a table with standardised targets.

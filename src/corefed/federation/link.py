@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from corefed.federation.protocol import Reply, Task
+from corefed.federation.waiting import Waiting
 
+SILENT = "no answer within"
+"""How the sentence about a client begins that was asked and did not answer."""
 PATIENCE = 0.5
 """Seconds between looks at who is connected."""
 
@@ -18,11 +21,11 @@ class Link(Protocol):
     def online(self) -> set[str]:
         """Names of the clients that are connected now."""
 
-    def ask(self, tasks: Mapping[str, Task], deadline: float) -> dict[str, Reply | str]:
-        """An answer for every name: a reply, or a sentence why there is none by the deadline."""
+    def ask(self, tasks: Mapping[str, Task], waiting: Waiting) -> dict[str, Reply | str]:
+        """An answer for every name: a reply, or a sentence why there is none in time."""
 
     def late(self) -> list[tuple[str, int]]:
-        """(name, round from 0) of answers since the last call that came after their deadline."""
+        """(name, round from 0) of answers since the last call that came after the waiting."""
 
 
 def wait_for(names: Iterable[str], number: int, seconds: float, link: Link) -> set[str]:
@@ -33,6 +36,11 @@ def wait_for(names: Iterable[str], number: int, seconds: float, link: Link) -> s
         if len(present) >= number or time.monotonic() >= until:
             return present
         time.sleep(PATIENCE)
+
+
+def is_answer(reply: Reply | str) -> bool:
+    """Whether a client did what it was asked; only such answers make a quorum."""
+    return not isinstance(reply, str) and not reply.error
 
 
 def mismatch(task: Task, reply: Reply) -> str:

@@ -26,7 +26,13 @@ class Rules:
     """Every rule with what it does."""
 
     deadline: Annotated[Positive, Unit("seconds")] = 600.0
-    """Seconds a round waits for answers; who has not answered by then is left out of it."""
+    """Seconds a round waits for answers at most; who has not answered by then is left out of it."""
+    grace: NotNegative = 3.0
+    """After the quorum, wait this many times as long as it took; 0 waits until the deadline."""
+    grace_seconds: Annotated[NotNegative, Unit("seconds")] = 30.0
+    """Seconds that a round waits for the others after the quorum in any case."""
+    strikes: NotNegativeInt = 3
+    """A client silent this often in a row is not waited for until it answers; 0 always waits."""
     quorum: Part = 0.5
     """Part of a round's cohort that must send acceptable updates for the round to count."""
     join_wait: Annotated[NotNegative, Unit("seconds")] = 120.0
@@ -34,14 +40,24 @@ class Rules:
     attempts: PositiveInt = 3
     """Times a round without quorum is tried before the run stops; it can be resumed."""
     max_examples: PositiveInt = 10_000_000
-    """Training examples a client may claim at most; set it to the largest site's."""
+    """Training or test examples a client may claim at most; set it to the largest site's."""
+    max_weight: Annotated[float, Range(lambda v: v == 0 or v >= 1, "0, or at least 1")] = 5.0
+    """From 3 clients on, one counts as at most so many times the median's examples; 0: no bound."""
+    join: Literal["robust", "pooled"] = "robust"
+    """Scales of features: medians over clients (from 3 on), or as if all rows were in one place."""
+    class_quorum: PositiveInt = 2
+    """From 3 clients on, clients that must name a class that the experiment does not name."""
+    max_classes: PositiveInt = 1000
+    """Classes at most where the experiment names none; those that most clients have are taken."""
     max_message_mb: Annotated[NotNegative, Unit("MB")] = 0.0
     """Bound on a client's message; 0 takes twice the expected size and a megabyte."""
     outlier: Annotated[float, Range(lambda v: v == 0 or v >= 1, "0, or at least 1")] = 20.0
     """Updates so many times larger than the cohort's median are refused; 0 refuses none."""
-    aggregation: Literal["plain", "median", "trimmed-mean", "krum", "clip"] = "plain"
-    """How updates are joined: by the method's own rule, or made robust before it."""
-    trim: Annotated[float, Range(lambda v: 0 <= v < 0.5, "at least 0 and below 0.5")] = 0.2
+    sigma_factor: Annotated[float, Range(lambda v: v == 0 or v > 1, "0, or above 1")] = 30.0
+    """Updates with a sigma this many times smaller or larger than sent are refused; 0: none."""
+    aggregation: Literal["auto", "plain", "median", "trimmed-mean", "krum", "clip"] = "auto"
+    """How updates are joined; auto: robustly from 3 clients on, plain for fewer."""
+    trim: Annotated[float, Range(lambda v: 0 <= v < 0.5, "at least 0 and below 0.5")] = 0.34
     """Of trimmed-mean: part of the values left out at each end, coordinate by coordinate."""
     byzantine: NotNegativeInt = 1
     """Of krum: bad clients to withstand in a round; it needs twice as many and three more."""

@@ -1,10 +1,8 @@
 """The server's half of a federation: Algorithm 1's server with clients that need not be trusted.
 
     for each round:
-        ask        the cohort to train, until all have answered or the deadline
-        check      every answer; an unacceptable one is logged with its client's name and left out
-        quorum     too few acceptable answers: the round is asked again, then the run stops
-        aggregate  by the method's own rule, after a robust one if the operator wants it
+        collect    ask the cohort to train, and check every answer (`collecting.py`)
+        aggregate  by the method's own rule, after a robust one unless the operator wants none
         evaluate   sums over test points, asked of every client that is connected; twice at the
                    end of a run that is calibrated (`evaluating.py`)
         record     the line of rounds.jsonl and the checkpoint, as in a simulation
@@ -27,13 +25,15 @@ import torch
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.types import Method, Tree, Update
-from corefed.federation import answers, evaluating, joining, wire
+from corefed.federation import answers, collecting, evaluating, joining, wire
 from corefed.federation.events import Log
-from corefed.federation.link import Link, mismatch, wait_for
-from corefed.federation.protocol import Agreement, Kind, Reply, Task
+from corefed.federation.link import Link
+from corefed.federation.protocol import Agreement, Kind, Task
 from corefed.federation.rules import Rules
+from corefed.federation.told import Told
 from corefed.federation.trust import checks, privacy, robust
 from corefed.federation.trust.spent import privacy_spent
+from corefed.federation.waiting import Strikes
 from corefed.methods import registry
 from corefed.models import own
 from corefed.settings import config
@@ -42,12 +42,9 @@ from corefed.training import checkpoint, client_side, record, summaries
 from corefed.training.loop import Answer, Line, run_rounds
 from corefed.training.setup import network
 
-HISTORY = 5
-"""Rounds whose accepted updates tell how long an update usually is."""
-
 
 class ServerContext(NamedTuple):
-    """What stays the same through a run."""
+    """What stays the same through a run, and who was silent in it."""
 
     names: Sequence[str]
     run: Run
@@ -56,6 +53,8 @@ class ServerContext(NamedTuple):
     log: Log
     task: Task  # with everything that all tasks of the run have in common
     agreement: Agreement
+    told: Told
+    strikes: Strikes
     method: Method
     template: checks.Template
     weights: str | None  # by which the method's server averages, for the accountant
@@ -63,18 +62,6 @@ class ServerContext(NamedTuple):
     def task_for(self, kind: Kind, t: int, name: str, sent: Tree) -> Task:
         """What a client is asked in round t (from 0)."""
         return self.task._replace(kind=kind, round=t, client=self.names.index(name), tree=sent)
-
-
-class Collected(NamedTuple):
-    """What a round's cohort sent, by name."""
-
-    accepted: dict[str, Reply]  # trees in the server's precision
-    lost: dict[str, str]  # why the others are left out
-    lengths: dict[str, float]
-    released: list[str]  # whose uploads were seen, acceptable or not
-    bytes_up: int
-    asked: int  # messages sent
-    attempts: int
 
 
 def federate(path: Path, names: Sequence[str], rules: Rules, link: Link) -> dict[str, Any]:
@@ -97,15 +84,17 @@ def _federate(
     wanted = config.resolve(record.settings_file(path))
     _check_experiment(wanted, names)
     present = joining.connect(names, rules, link)
-    agreement = joining.agree_on_data(path, names, rules, link, log, wanted)
-    experiment = joining.complete_experiment(wanted, agreement)
+    agreement, told = joining.agree_on_data(path, names, rules, link, log, wanted)
+    experiment = joining.complete_experiment(wanted, agreement, told)
     values = config.to_dict(experiment)
     method, server = _build(experiment, agreement)
     servers = [server]
     lines, _ = folder.resume(
         experiment, lambda state: servers.extend(checkpoint.restore(state, [servers.pop()]))
     )
-    robust.check(rules, method, experiment.run.cohort or len(names))
+    cohort = experiment.run.cohort or len(names)
+    rules, note = robust.resolve(rules, method, cohort)
+    robust.check(rules, method, cohort)
     if rules.dp_clip:
         privacy.check(method)
     settings = joining.settings_as_toml(experiment)
@@ -118,11 +107,15 @@ def _federate(
         log,
         Task("train", path.name, 0, 0, settings, agreement, *ruled, {}),
         agreement,
+        told,
+        Strikes(rules),
         method,
         checks.template(method, server, agreement.shape, agreement.targets),
         privacy.averaging_weights(method, server) if rules.dp_clip else None,
     )
     log("resumed" if lines else "started", len(lines), reason=f"{len(present)} clients connected")
+    if note:
+        log("robust", len(lines), reason=note)
 
     def keep(line: Line, servers: list[Tree], last: bool) -> None:
         folder.append(line)
@@ -142,6 +135,9 @@ def _summary(values: Mapping[str, Any], lines: Sequence[Line]) -> dict[str, Any]
     overhead = sum(line["federation"]["overhead_seconds"] for line in lines)
     summary["cost"]["overhead_seconds"] = overhead
     summary["cost"]["overhead_seconds_per_round"] = overhead / max(1, len(lines))
+    evaluated = [line for line in lines if "coverage" in line]
+    if evaluated:
+        summary["coverage"] = evaluated[-1]["coverage"]
     if lines and "privacy" in lines[-1]:
         summary["privacy"] = lines[-1]["privacy"]
     return summary
@@ -179,13 +175,13 @@ class RemoteClients:
         context, (server,), method = self.context, servers, self.context.method
         cohort = [context.names[i] for i in cohorts[0]]
         sent = client_side.sent(method, server)
-        got = _collect(context, t, cohort, sent, self.lines)
+        got = collecting.collect(context, t, cohort, sent, self.lines)
         order = [name for name in cohort if name in got.accepted]
         replies = [got.accepted[name] for name in order]
         update = Update(
             tuple(reply.client for reply in replies),
             {k: torch.stack([reply.tree[k] for reply in replies]) for k in replies[0].tree},
-            torch.tensor([int(reply.figures["examples"]) for reply in replies]),
+            torch.tensor([collecting.examples(context, reply) for reply in replies]),
         )
         combined = robust.combine(context.rules, method, server, update)
         if combined.note:
@@ -199,6 +195,7 @@ class RemoteClients:
                 "accepted": order,
                 "lost": got.lost,
                 "attempts": got.attempts,
+                "aggregation": context.rules.aggregation,
                 "used": [context.names[i] for i in combined.kept],
                 "released": got.released,
                 "examples": update.examples.tolist(),
@@ -213,78 +210,5 @@ class RemoteClients:
         return Answer([combined.update], numbers)
 
     def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:
-        """Metrics over the test points of all clients that answer, as in a simulation."""
+        """Metrics over the test points of all clients that answer, and how many these are."""
         return evaluating.evaluate(self.context, t, servers[0])
-
-
-def _collect(
-    context: ServerContext, t: int, cohort: Sequence[str], sent: Tree, lines: Sequence[Line]
-) -> Collected:
-    """The cohort's acceptable updates, at least a quorum. Asks again as often as the rules say."""
-    rules, log = context.rules, context.log
-    wanted = joining.quorum_size(rules, len(cohort))
-    released: dict[str, None] = {}
-    bytes_up = asked = 0
-    for attempt in range(rules.attempts):
-        online = wait_for(cohort, wanted, rules.join_wait, context.link)
-        tasks = {
-            name: context.task_for("train", t, name, sent) for name in cohort if name in online
-        }
-        lost = {name: "not connected" for name in cohort if name not in tasks}
-        accepted: dict[str, Reply] = {}
-        asked += len(tasks)
-        for name, reply in context.link.ask(tasks, rules.deadline).items():
-            if isinstance(reply, str):
-                lost[name] = reply
-                continue
-            bytes_up += wire.size(reply.tree)
-            released |= {name: None} if reply.tree else {}
-            whole = _check_update(context, tasks[name], reply)
-            if isinstance(whole, str):
-                log("refused", t + 1, name, whole)
-                lost[name] = f"refused: {whole}"
-            else:
-                accepted[name] = reply._replace(tree=whole)
-        outliers, lengths = checks.outliers(
-            sent,
-            {name: reply.tree for name, reply in accepted.items()},
-            context.method.traits.posteriors,
-            rules.outlier,
-            [length for line in lines[-HISTORY:] for length in line["federation"]["lengths"]],
-            aligned=context.method.traits.aligned,
-        )
-        for name, problem in outliers.items():
-            log("refused", t + 1, name, problem)
-            lost[name] = f"refused: {problem}"
-            del accepted[name]
-        for name, reason in lost.items():
-            if not reason.startswith("refused"):
-                log("missing", t + 1, name, reason)
-        for name, round_ in context.link.late():
-            log("late", t + 1, name, f"its answer to round {round_ + 1} came and was left out")
-        if len(accepted) >= wanted:
-            return Collected(accepted, lost, lengths, list(released), bytes_up, asked, attempt + 1)
-        log("no-quorum", t + 1, reason=f"{len(accepted)} acceptable updates, {wanted} needed")
-    raise UserError(
-        f"Round {t + 1} had no quorum of {wanted} acceptable updates in {rules.attempts} attempts; "
-        "events.jsonl says who was missing or refused. What was trained is kept: mend it and "
-        "resume the run."
-    )
-
-
-def _check_update(context: ServerContext, task: Task, reply: Reply) -> Tree | str:
-    """The update in the server's own precision, or why it is not one."""
-    rules, method = context.rules, context.method
-    most, uploaded = rules.max_examples, wire.DTYPES[rules.upload]
-    problem = mismatch(task, reply) or checks.refusal(
-        reply.tree, context.template, (), reply.figures, max_examples=most, dtypes=(uploaded,)
-    )
-    if problem:
-        return problem
-    whole = wire.restore(
-        reply.tree, task.tree, differences=rules.difference and method.traits.aligned
-    )
-    again = checks.refusal(  # a posterior can only be checked as a whole
-        whole, context.template, method.traits.posteriors, reply.figures, max_examples=most
-    )
-    return again or whole

@@ -212,12 +212,15 @@ def read(task: Task, wanted: Experiment, settings: ClientSettings) -> local_data
     """
     run = wanted.run
     ignored = (*run.ignore, run.client_column) if run.client_column else run.ignore
+    # Classes that too few clients have are left out of training. At the join the server must not
+    # choose: the mean of one class would tell more than that of all.
+    chosen = run.classes if settings.tells_all and task.kind != "join" else ()
     return local_data.read(
         settings.data,
         test_fraction=settings.test_fraction,
         seed=SPLIT_SEED,
         reading=Settings(settings.target, "", run.categorical, ignored, run.missing, run.task),
-        classes=settings.classes,
+        classes=settings.classes or chosen,
         spelling=run.classes,
         embedding=run.embedding,
         bad_images=run.bad_images,

@@ -132,7 +132,7 @@ def _caption(summary: dict[str, Any]) -> str:
     if "overhead_seconds_per_round" in spent:
         said.append(f"{spent['overhead_seconds_per_round']:.2f} s of them not training")
     said.append(cost.of_summary(summary).words)
-    said += [*_temperature(summary), *sample(summary)]
+    said += [*_temperature(summary), *sample(summary), *_coverage(summary)]
     if "privacy" in summary:
         said.append(_spent(summary["privacy"]))
     return ", ".join(said)
@@ -152,6 +152,18 @@ def sample(summary: Mapping[str, Any]) -> list[str]:
         return []
     evaluated, clients = summary["evaluated_clients"], summary["clients"]
     return [f"evaluated on {evaluated:,} of {clients:,} clients"]
+
+
+def _coverage(summary: Mapping[str, Any]) -> list[str]:
+    """Of a federation: whose test points the metrics are of, and what most clients have."""
+    if "coverage" not in summary:
+        return []
+    covered, main = summary["coverage"], main_model(summary["metrics"])
+    said = [f"metrics of {covered['clients']} of {covered['of']} clients"]
+    for metric, form in (("accuracy", "{:.2%}"), ("rmse", "{:.4g}")):
+        each = covered["median"].get(f"{main}_{metric}")
+        said += [f"median {metric} over clients {form.format(each[0])}"] if each else []
+    return said
 
 
 def _spent(privacy: Mapping[str, Any]) -> str:

@@ -58,6 +58,10 @@ NAMES = {
         "defaults chosen on some problems and judged on others; paper is an hour on a GPU",
         ("page", "jobs", "source"), files=True,
     ),
+    "attacks": Benchmark(
+        "attacks", "main", "clients that lie, against every rule of a federation",
+        ("page", "source"), files=True,
+    ),
     "million": Benchmark(
         "million", "million", "a coreset of a million points, time and memory", ("scale",)
     ),

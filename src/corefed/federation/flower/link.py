@@ -20,7 +20,9 @@ from flwr.serverapp import Grid
 from corefed.federation import wire
 from corefed.federation.engine.patches import replace
 from corefed.federation.flower import records
+from corefed.federation.link import SILENT, is_answer
 from corefed.federation.protocol import ENVELOPE, Kind, Reply, Task
+from corefed.federation.waiting import Waiting
 
 TYPES: dict[Kind, str] = {"join": "query", "train": "train", "evaluate": "evaluate"}
 """Flower's names of the kinds of task."""
@@ -68,51 +70,59 @@ class FlowerLink:
         found = {self.keys.get(node.public_key): node.node_id for node in nodes}
         return {name: node for name, node in found.items() if name is not None}
 
-    def ask(self, tasks: Mapping[str, Task], deadline: float) -> dict[str, Reply | str]:
+    def ask(self, tasks: Mapping[str, Task], waiting: Waiting) -> dict[str, Reply | str]:
         self._bound(tasks)
         nodes = self._nodes()
         answers: dict[str, Reply | str] = dict.fromkeys(tasks, "not connected")
-        waiting = {  # message id -> name
-            self._send(task, nodes[name], deadline): name
+        pending = {  # message id -> name
+            self._send(task, nodes[name], waiting.deadline): name
             for name, task in tasks.items()
             if name in nodes
         }
-        until = time.monotonic() + deadline
-        for identity in waiting:
+        began, arrived = time.monotonic(), list[float]()
+        until = began + waiting.deadline
+        for identity in pending:
             threading.Thread(target=self._listen, args=(identity, until), daemon=True).start()
-        while waiting or not self.inbox.empty():
-            left = until - time.monotonic()
+        while pending or not self.inbox.empty():
+            left = began + waiting.end(arrived, pending.values()) - time.monotonic()
             try:
                 identity, message = self.inbox.get(timeout=max(0.0, min(left, LOOK)))
             except queue.Empty:
                 if left <= 0:
                     break
-                self._turn_away(waiting, tasks, answers)
+                self._turn_away(pending, tasks, answers)
                 continue
-            if identity in waiting:
-                answers[waiting.pop(identity)] = _read(message, self.bound)
+            if identity in pending:
+                name = pending.pop(identity)
+                answers[name] = _read(message, self.bound)
             elif not message.has_error():
                 name, task = self.given_up.pop(identity)
-                again = next((i for i, other in waiting.items() if other == name), None)
-                if again is not None and _same(task, tasks[name]):
-                    answers[name] = _read(message, self.bound)
-                    self.given_up[again] = (waiting.pop(again), task)
-                else:
+                again = next((i for i, other in pending.items() if other == name), None)
+                if again is None or not _same(task, tasks[name]):
                     self.came_late.append((name, task.round))
-        for identity, name in waiting.items():
-            answers[name] = f"no answer within {deadline:g} s"
+                    continue
+                answers[name] = _read(message, self.bound)
+                self.given_up[again] = (pending.pop(again), task)
+            else:
+                continue
+            if is_answer(answers[name]):
+                arrived.append(time.monotonic() - began)
+        limit = waiting.end(arrived, pending.values())
+        within = f"{round(limit, 1):g} s" if limit else "the time that the others took"
+        for identity, name in pending.items():
+            answers[name] = f"{SILENT} {within}"
             self.given_up[identity] = (name, tasks[name])
         return answers
 
     def _turn_away(
-        self, waiting: dict[str, str], tasks: Mapping[str, Task], answers: dict[str, Reply | str]
+        self, pending: dict[str, str], tasks: Mapping[str, Task], answers: dict[str, Reply | str]
     ) -> None:
         """Stop waiting for what the SuperLink has refused to take."""
-        for identity, name in list(waiting.items()):
+        for identity, name in list(pending.items()):
             reason = self.turned_away(name)
             if reason:
                 answers[name] = reason
-                self.given_up[identity] = (waiting.pop(identity), tasks[name])
+                self.given_up[identity] = (pending.pop(identity), tasks[name])
 
     def late(self) -> list[tuple[str, int]]:
         noted, self.came_late = self.came_late, []

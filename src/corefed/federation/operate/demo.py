@@ -2,8 +2,9 @@
 
 One SuperLink and three SuperNodes with TLS and keys, digits split into three files, five rounds. In
 the second round one client is killed by kill -9 and started again. The rules ask for all clients
-(quorum 1), so that round is asked again. Every draw is a function of (seed, round, client), so the
-result is that of a simulation of the same experiment. Everything is done by the commands that an
+(quorum 1), so that round is asked again. Every draw is a function of (seed, round, client), and the
+rules trust every client as a simulation does, so the result is that of a simulation of the same
+experiment. Everything is done by the commands that an
 operator types, and each is printed.
 """
 
@@ -28,7 +29,10 @@ from corefed.training import record
 CLIENTS = ("alice", "bob", "carol")
 VICTIM = "bob"
 SETTINGS = ("rounds=5", "local_steps=100", "evaluate_every=1", "refresh_every=50", "fraction=0.2")
-RULES = ("quorum=1.0", "deadline=30", "attempts=8", "join_wait=120")
+RULES = (
+    "quorum=1.0", "deadline=30", "attempts=8", "join_wait=120",
+    "aggregation=plain", "join=pooled", "class_quorum=1", "max_weight=0",
+)  # fmt: skip
 SPLIT = ("--partition", "iid", "--clients", str(len(CLIENTS)))
 FIRST_ROUND = 180.0
 """Seconds to wait for the first round."""

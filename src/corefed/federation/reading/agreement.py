@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,21 +25,28 @@ from corefed.federation.reading.description import (
 SCALES = ("unit", "standard")
 """Of arrays. Scales of single features would reveal more about the data."""
 TABLE_SCALES = (*SCALES, "features", "client")
+FEWEST = 3
+"""Clients from which on a median or a majority means something."""
 
 
 def agree(
     descriptions: Mapping[str, Description] | Sequence[Description],
     classes: Sequence[str],
     scale: str,
+    *,
+    medians: bool = False,
 ) -> Agreement:
     """The agreement of clients, by name or in order, that described their data.
 
-    `classes` are the experiment's. Where it names none, the classes of all clients are taken.
+    `classes` are the experiment's. Where it names none, the classes of all clients are taken. With
+    `medians`, scales are medians over clients, which one client cannot move far; without, they are
+    those of all training points together.
     """
     if not isinstance(descriptions, Mapping):
         descriptions = {f"client {number}": each for number, each in enumerate(descriptions)}
     if not descriptions:
         raise UserError("No client has described its data.")
+    together = median_moments if medians and len(descriptions) >= FEWEST else combine
     for name, each in descriptions.items():
         problem = check_description(each)
         if problem:
@@ -51,22 +60,40 @@ def agree(
             f"{' or '.join(scales)}."
         )
     if "columns" in first:
-        return _agree_on_tables(descriptions, classes, scale)
+        return _agree_on_tables(descriptions, classes, scale, together)
     _check_same(descriptions, "points of shape", lambda each: list(each["shape"]))
     _check_same(descriptions, "as target", _target)
     parts = [
         Moments(each["count"], float(each["mean"]), float(each["m2"]))
         for each in descriptions.values()
     ]
-    mean, std = _mean_and_std(combine(parts)) if scale == "standard" else (0.0, 1.0)
+    mean, std = _mean_and_std(together(parts)) if scale == "standard" else (0.0, 1.0)
     agreed = _classes(descriptions, classes, unite)
     return Agreement(tuple(first["shape"]), agreed, first["targets"], (mean,), (std,))
 
 
+def median_moments(parts: Iterable[Moments]) -> Moments:
+    """The median of the clients' means, and of their root mean squared deviations from it.
+
+    Each client counts the same, whatever number of values it claims. Deviations are from the
+    common mean, so that they include how far clients are apart.
+    """
+    known = [each for each in parts if each.n]
+    if not known:
+        return Moments()
+    mean = statistics.median(each.mean for each in known)
+    squares = [each.m2 / each.n + (each.mean - mean) ** 2 for each in known]
+    n = round(statistics.median(each.n for each in known)) * len(known)
+    return Moments(n, mean, statistics.median(map(math.sqrt, squares)) ** 2 * n)
+
+
 def _agree_on_tables(
-    descriptions: Mapping[str, Description], classes: Sequence[str], scale: str
+    descriptions: Mapping[str, Description],
+    classes: Sequence[str],
+    scale: str,
+    together: Callable[[Iterable[Moments]], Moments],
 ) -> Agreement:
-    """The same as a simulation finds that reads all clients' rows in one table."""
+    """With `combine` the same as a simulation finds that reads all clients' rows in one table."""
     sites = {
         name: {column["name"]: column for column in each["columns"]}
         for name, each in descriptions.items()
@@ -80,16 +107,16 @@ def _agree_on_tables(
     values: list[Moments] = []  # of the features with their gaps filled
     for name in next(iter(sites.values())):  # in the order of the first client's table
         own = {site: each[name] for site, each in sites.items()}
-        column, found = _column(name, own, descriptions)
+        column, found, gaps = _column(name, own, descriptions, together)
         columns.append(column)
         scales += [found] + [Moments()] * (column.width - 1)
         if column.categories:  # exactly one of its features is 1 in each row
             share = 1 / column.width
             values.append(Moments(rows * column.width, share, rows * (1 - share)))
         else:
-            values.append(Moments(rows, found.mean, found.m2))
-            share = 1 - found.n / rows
-            values += [Moments(rows, share, rows * share * (1 - share))] * column.lacking
+            variance = found.m2 / max(1, found.n) * (1 - gaps)  # a gap is filled with the mean
+            values.append(Moments(rows, found.mean, variance * rows))
+            values += [Moments(rows, gaps, rows * gaps * (1 - gaps))] * column.lacking
     means, stds = tuple(each.mean for each in scales), tuple(each.std for each in scales)
     agreement = Agreement(
         (len(scales),),
@@ -97,7 +124,7 @@ def _agree_on_tables(
         next(iter(descriptions.values()))["targets"],
         columns=tuple(columns),
     )
-    targets = combine(
+    targets = together(
         Moments(each["train"], *each["target"]) for each in descriptions.values() if each["target"]
     )
     if targets.n:
@@ -109,9 +136,12 @@ def _agree_on_tables(
 
 
 def _column(
-    name: str, own: Mapping[str, Description], descriptions: Mapping[str, Description]
-) -> tuple[Column, Moments]:
-    """One column over all sites, and the moments of its numbers."""
+    name: str,
+    own: Mapping[str, Description],
+    descriptions: Mapping[str, Description],
+    together: Callable[[Iterable[Moments]], Moments],
+) -> tuple[Column, Moments, float]:
+    """One column over all sites, the moments of its numbers, and the share of its gaps."""
     kinds = {site: each["kind"] for site, each in own.items() if each["kind"] != "empty"}
     of_kind = {kind: site for site, kind in reversed(kinds.items())}
     if len(of_kind) > 1:
@@ -132,12 +162,19 @@ def _column(
             f"Column {name!r} has {len(categories)} different categories over all clients, more "
             f"than {MOST_CATEGORIES}; join rare ones, or leave it out by ignore={name}."
         )
-    found = combine(
+    found = together(
         Moments(descriptions[site]["train"] - each["missing"], each["mean"], each["m2"])
         for site, each in own.items()
         if each["kind"] == "number"
     )
-    return Column(name, tuple(categories), any(each["missing"] for each in own.values())), found
+    lacking = any(each["missing"] for each in own.values())
+    if together is combine:
+        gaps = 1 - found.n / sum(each["train"] for each in descriptions.values())
+    else:
+        gaps = statistics.median(
+            each["missing"] / descriptions[site]["train"] for site, each in own.items()
+        )
+    return Column(name, tuple(categories), lacking), found, gaps
 
 
 def _check_columns(sites: Mapping[str, Mapping[str, Any]]) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData, Method, Tree
+from corefed.bayes import gaussian
 from corefed.federation.trust import metric
 
 ShapeAndType = tuple[torch.Size, torch.dtype]
@@ -75,6 +76,26 @@ def refusal(
         or _examples(claimed.get("examples"), max_examples)
         or _loss(claimed.get("loss"))
     )
+
+
+def widths(message: Tree, sent: Tree, posteriors: Collection[str], factor: float) -> str | None:
+    """Why the standard deviations of an update cannot follow from those sent in one round, or None.
+
+    An average of rho has no bound: one client's rho of -100 makes everybody's posterior a point,
+    in whose unit every later update is endlessly long. Both sigmas are floored as in training.
+    """
+    for name in posteriors:
+        if name not in message or name not in sent:
+            continue
+        own, before = (gaussian.sigma(each[name][1].double()) for each in (message, sent))
+        ratio = own / before
+        odd = int(((ratio > factor) | (ratio < 1 / factor)).sum())
+        if odd:
+            return (
+                f"{name!r} has {odd} of {ratio.numel()} standard deviations that are {factor:g} "
+                "times smaller or larger than they were sent (sigma_factor)."
+            )
+    return None
 
 
 def outliers(

@@ -8,6 +8,8 @@ by beta or fusing precisions stays as it is:
     trimmed-mean  one row: each coordinate's mean without its floor(trim S) smallest and largest
     krum          one row: that of the client with the smallest sum of squared distances to its
                   S - f - 2 nearest others (Blanchard et al., NeurIPS 2017; Krum, not multi-Krum)
+    auto          plain for one or two clients and for methods whose uploads are not aligned;
+                  trimmed-mean from three on
     clip          all rows, their differences from the broadcast v shortened to at most clip times
                   the cohort's median length: v + s (message - v), s <= 1
 
@@ -28,7 +30,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +49,27 @@ class Combined(NamedTuple):
     update: Update
     kept: tuple[int, ...]  # clients whose updates had a part in it
     note: str = ""  # for the operator; usually empty
+
+
+AUTO: Literal["trimmed-mean"] = "trimmed-mean"
+"""What auto takes from three clients on; `docs/attacks.md` compares the rules."""
+FEWEST = 3
+"""Clients from which on a rule can withstand somebody."""
+
+
+def resolve(rules: Rules, method: Method, clients: int) -> tuple[Rules, str]:
+    """The rules with what auto means for a cohort of `clients`, and a note for the operator."""
+    if rules.aggregation != "auto":
+        return rules, ""
+    if method.traits.sent == () or clients < FEWEST:
+        return replace(rules, aggregation="plain"), ""
+    if not method.traits.aligned:
+        note = (
+            f"aggregation is plain: uploads of {method.name} are not compared coordinate by "
+            "coordinate, so nothing bounds what one client does to the model."
+        )
+        return replace(rules, aggregation="plain"), note
+    return replace(rules, aggregation=AUTO), ""
 
 
 def check(rules: Rules, method: Method, clients: int) -> None:
