@@ -46,6 +46,7 @@ SettingOptions = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting.", metavar="KEY=VALUE")
 ]
 Seed = Annotated[int | None, typer.Option(help="A seed of the run; its first if not given.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file of --out.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
 

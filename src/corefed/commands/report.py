@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from corefed.base import files
+from corefed.commands.options import Force
+
 EXAMPLES = """Examples:
 
 corefed report runs/digits — everything about one run, in report.html.
@@ -25,6 +28,7 @@ def report(
     no_images: Annotated[
         bool, typer.Option("--no-images", help="Show no points of the data, only numbers.")
     ] = False,
+    force: Force = False,
 ) -> None:
     """Write one page about runs: curves, clients, coresets, calibration, doubtful points, cost.
 
@@ -32,5 +36,6 @@ def report(
     """
     from corefed.show import page  # torch takes a second
 
+    files.refuse_file(out, force=force)
     size = page.write(folders, out, title=title, baseline=baseline, images=not no_images)
     print(f"wrote {out} ({size / 1e6:.1f} MB); open it in a browser")

@@ -26,7 +26,7 @@ from corefed.data.memory import Array, Clients
 from corefed.models.own import Factory
 from corefed.settings.config import resolve, to_dict
 from corefed.settings.run import MEMORY, Experiment, Run
-from corefed.training import checkpoint, fitted, record, rounds, saving
+from corefed.training import checkpoint, fitted, reach_fitting, record, rounds, saving
 from corefed.training.fitted import Fitted
 from corefed.training.progress import progress
 from corefed.use import arguments, tuned
@@ -130,8 +130,9 @@ class Federation:
         described = saving.describe(setup.data)["clients"]
         models = saving.models_of(trained.trees)
         self._fitted = Fitted(
-            Path(MEMORY), setup.experiment, data.preparations, described, setup.method, models
-        )
+            Path(MEMORY), setup.experiment, data.preparations, described, setup.method, models,
+            tuple(reach_fitting.measure(setup.data)),
+        )  # fmt: skip
         self._trained, self._names = trained, pool.names
         self._found(pool.classes, trained.summary, lines, tuning)
         return self
