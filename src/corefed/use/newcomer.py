@@ -7,6 +7,7 @@ the folder of a run with one client, so that everything that reads runs reads ne
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,9 +20,12 @@ from corefed.data.cells import shorten
 from corefed.data.clients import FederatedData
 from corefed.data.inputs import Inputs
 from corefed.data.raw import Raw
+from corefed.settings.run import MEMORY
 from corefed.training import record, saving
 from corefed.training.fitted import Fitted
 from corefed.training.newcomers import Newcomer
+from corefed.training.reach import Reach
+from corefed.training.setup import Setup, Trees
 
 TEST_FRACTION = 0.2
 FEWEST = 2
@@ -153,6 +157,26 @@ def _notes(name: str, train: Inputs, labels: tuple[str, ...]) -> list[str]:
         return []
     only = labels[int(train.y[0])]
     return [f"all training points of {name} are of class {only!r}: its model will lean to it."]
+
+
+def in_memory(setup: Setup, trees: Trees, known: Sequence[Reach]) -> Fitted:
+    """Trained models, ready to predict without a folder."""
+    described = saving.describe(setup.data)["clients"]
+    return Fitted(
+        Path(MEMORY),
+        setup.experiment,
+        setup.data.preparations,
+        described,
+        setup.method,
+        saving.models_of(trees),
+        tuple(known),
+    )
+
+
+def ready(joined: Newcomer) -> Fitted:
+    """Its model, ready to predict."""
+    trees = joined.setup.trees([joined.server], joined.temperature)
+    return in_memory(joined.setup, trees, joined.reach)
 
 
 def keep(place: Path, joined: Newcomer) -> None:
