@@ -92,7 +92,7 @@ def test_the_folder_of_a_run(finished: Path) -> None:
     assert summary["cost"]["examples_processed"] == sum(sum(each["examples"]) for each in lines)
     assert sorted(p.name for p in finished.iterdir()) == [
         "checkpoint", "data.json", "experiment.toml", "fitted.safetensors", "held_out.safetensors",
-        "rounds.jsonl", "summary.json",
+        "reach.safetensors", "rounds.jsonl", "summary.json",
     ]  # fmt: skip
     assert sorted(p.name for p in (finished / "checkpoint").iterdir()) == [
         "000002-000.safetensors", "000002-server.safetensors", "state.json",

@@ -269,7 +269,7 @@ def test_too_large_a_page_is_thinned(
     assert "To keep this page small" in " ".join(page.words)
     assert 0 < len(page.images) < len(Page(made.page.read_text(encoding="utf-8")).images)
     monkeypatch.setattr(making, "LARGEST", 1_000)
-    result = corefed("report", made.one, "--out", out)
+    result = corefed("report", made.one, "--out", out, "--force")
     assert result.code == 2 and "name fewer runs" in result.err
 
 

@@ -15,8 +15,8 @@ from corefed.bayes.temperature import ALL, GRID
 from corefed.settings.config import resolve
 from corefed.show import report
 from corefed.training import calibration, evaluate, fitted, record, rounds, scoring, setup
-from corefed.use import predictions
-from corefed.use.predictions import PredictionSettings
+from corefed.use import review
+from corefed.use.review import PredictionSettings
 
 SETTINGS = ["clients=3", "rounds=2", "local_steps=4", "hidden=8", "evaluate_draws=3", "seeds=0,4",
             "validation=0.2", "device=cpu"]  # fmt: skip
@@ -203,7 +203,7 @@ def test_test_points_take_no_part_in_temperatures(tmp_path: Path) -> None:
     T = [model.models["temperature.personal"] for model in made]
     assert torch.equal(*T)
     wanted = PredictionSettings(target_error=0.4)
-    flags = [predictions.flag_for(model, model.names[0], wanted) for model in made]
+    flags = [review.flag_for(model, model.names[0], wanted) for model in made]
     assert flags[0].threshold.kept > 0 and flags[1].threshold.kept == 0
     held = fitted.read_tensors(tmp_path / "right", fitted.HELD_OUT)
     assert len(held["y"]) == int(data.test.weight.sum())  # all test points, and no others

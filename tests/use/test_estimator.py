@@ -398,7 +398,7 @@ def test_parameters() -> None:
     found = Federation(fraction=0.2, rounds=20, seed=0)
     assert found.get_params() == {
         "method": "coreset-pfedbayes", "model": None, "seed": 0, "test_fraction": 0.2,
-        "tune": False, "fraction": 0.2, "rounds": 20,
+        "tune": False, "groups": None, "fraction": 0.2, "rounds": 20,
     }  # fmt: skip
     assert repr(found) == (
         "Federation(method='coreset-pfedbayes', model=None, seed=0, test_fraction=0.2, "

@@ -19,7 +19,7 @@ from corefed.bayes.uncertainty import Prediction
 from corefed.settings.config import resolve
 from corefed.training import fitted, rounds
 from corefed.training.setup import concrete, load
-from corefed.use import predictions
+from corefed.use import predictions, review
 from corefed_studies.bench import review as bench_review
 
 SETTINGS: dict[str, object] = {
@@ -80,13 +80,18 @@ def test_classes(digits: Case, tmp_path: Path) -> None:
     mine = held["row"] == 1
     mean = np.stack([numbers(rows, f"p({c})") for c in range(10)], 1)
     np.testing.assert_allclose(mean, held["personal.mean"][mine], rtol=5.1e-7)
+    far = np.array([row["outside"] != "no" for row in rows])
+    assert far.mean() < 0.01  # their uncertainty is raised
     for name in ("total", "aleatoric", "epistemic"):
-        np.testing.assert_allclose(numbers(rows, name), held[f"personal.{name}"][mine], rtol=1e-6)
+        kept = held[f"personal.{name}"][mine].numpy()[~far]
+        np.testing.assert_allclose(numbers(rows, name)[~far], kept, rtol=1e-6)
+    np.testing.assert_allclose(numbers(rows, "total")[far], np.log(10), rtol=1e-6)
     assert [int(row["predicted"]) for row in rows] == mean.argmax(1).tolist()
     np.testing.assert_array_equal(numbers(rows, "probability"), mean.max(1))
     assert list(rows[0])[-1] == "review"
     assert f"accuracy {100 * (mean.argmax(1) == digits.y).mean():.2f} %" in result.out
-    assert result.err == ""
+    assert result.err.count("note: ") == 1, result.err
+    assert f"{far.sum()} of 120 points are outside" in result.err
 
 
 def test_the_same_to_the_bit_and_on_stdout(digits: Case, tmp_path: Path) -> None:
@@ -141,12 +146,15 @@ def test_the_summary(digits: Case, tmp_path: Path) -> None:
     assert truth["error_kept"] < truth["error_flagged"]
 
 
-@pytest.mark.parametrize("by", predictions.BY)
+@pytest.mark.parametrize("by", review.BY)
 def test_what_review_goes_by(digits: Case, by: str) -> None:
     rows = table(digits.predict("--by", by, "--target-error", 0.1).out)
     column = {"confidence": "probability"}.get(by, by)
     u = numbers(rows, column) * (-1 if by == "confidence" else 1)
     flagged = np.array([row["review"] == "yes" for row in rows])
+    far = np.array([row["outside"] != "no" for row in rows])
+    assert flagged[far].all()
+    u, flagged = u[~far], flagged[~far]
     assert 0 < flagged.sum() < len(rows)
     assert u[~flagged].max() <= u[flagged].min() * (1 - 1e-6 * np.sign(u[flagged].min()))
 
@@ -162,7 +170,7 @@ def test_no_threshold_flags_everything(digits: Case) -> None:
     assert {row["review"] for row in table(none.out)} == {"yes"}
 
 
-def flag(digits: Case, tmp_path: Path, wrong: torch.Tensor, target: float) -> predictions.Flag:
+def flag(digits: Case, tmp_path: Path, wrong: torch.Tensor, target: float) -> review.Flag:
     """The flag of client 1 if these of all held-out points (seed 0) were wrong."""
     from safetensors.torch import save_file
 
@@ -173,9 +181,7 @@ def flag(digits: Case, tmp_path: Path, wrong: torch.Tensor, target: float) -> pr
     held["y"][first] = torch.where(wrong, (right[first] + 1) % 10, right[first])
     save_file(held, tmp_path / "run" / fitted.HELD_OUT)
     model = fitted.load(tmp_path / "run")
-    return predictions.flag_for(
-        model, "client 1", predictions.PredictionSettings(target_error=target)
-    )
+    return review.flag_for(model, "client 1", review.PredictionSettings(target_error=target))
 
 
 def test_own_points_all_points_or_none(digits: Case, tmp_path: Path) -> None:
@@ -204,7 +210,8 @@ def test_targets(linear: Case) -> None:
     truth = json.loads(result.out)["truth"]
     assert "give --tolerance" in result.err
     rows = table(linear.predict().out)
-    assert list(rows[0]) == ["id", "mean", "lower", "upper", "std", "aleatoric", "epistemic"]
+    uncertainties = ["std", "aleatoric", "epistemic"]
+    assert list(rows[0]) == ["id", "mean", "lower", "upper", *uncertainties, "outside"]
     mean, std = numbers(rows, "mean"), numbers(rows, "std")
     np.testing.assert_allclose(numbers(rows, "upper") - mean, 1.959964 * std, rtol=1e-4)
     parts = np.hypot(numbers(rows, "aleatoric"), numbers(rows, "epistemic"))

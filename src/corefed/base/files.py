@@ -99,6 +99,12 @@ def refuse_existing(folder: Path, hint: str, *, among: Collection[str] = ()) -> 
         raise UserError(f"{folder} is not empty, it has {found[0]}; {hint}.")
 
 
+def refuse_file(path: Path, *, force: bool) -> None:
+    """Refuse to overwrite a file that a user named, unless by `force`."""
+    if path.is_file() and not force:
+        raise UserError(f"{path} exists already; name another file, or overwrite it by --force.")
+
+
 def write_folder(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:
     """`replace_all` for a user's folder, which is created if it is missing."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]

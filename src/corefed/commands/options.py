@@ -67,6 +67,7 @@ SettingOptions = Annotated[
     ),
 ]
 Seed = Annotated[int | None, typer.Option(help="A seed of the run; its first if not given.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file of --out.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
 

@@ -45,7 +45,11 @@ def personalize(
         Path, typer.Option(help="The new client's points: a table, .npz or images as in training.")
     ],
     name: Annotated[
-        str | None, typer.Option(help="The new client's; that of the file if not given.")
+        str | None,
+        typer.Option(
+            help="The new client's. Of a table with rows of several clients, those of this name "
+            "are taken. If not given, the one that the client column names, or that of the file."
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Local steps; 200 if not given.")] = None,
     fraction: Annotated[
@@ -81,14 +85,15 @@ def personalize(
 
     # Whatever can be refused is refused before training.
     run = fitted.load(folder, own.named(model))
-    name = data.stem if name is None else name
+    if out is not None:
+        files.refuse_existing(out, "give another --out, or remove it")
+    g = run.place(run.names[0], seed)[0]
+    name, raw = newcomer.rows_of(newcomer.read_raw(data, run, g), data, name)
     place = out or folder / fitted.PERSONALIZED / name
     _refuse_name(run, name)
     files.refuse_existing(place, "give another --name, or remove it")
-    g = run.place(run.names[0], seed)[0]
-    points = newcomer.read(
-        data, run, g, name, test_fraction, run.experiment.run.memory_mb, validation
-    )
+    memory = run.experiment.run.memory_mb
+    points = newcomer.read(data, run, g, name, test_fraction, memory, validation, raw)
     for note in points.notes:
         say_note(note)
     joined = newcomers.join(run, points, steps=steps, fraction=fraction, seed=seed, device=device)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json as jsonlib
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -19,11 +18,13 @@ from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.base.progress import bars
 from corefed.base.shown import printable, say, say_note
-from corefed.commands.options import Json, RunFolder, Seed
+from corefed.commands.options import Force, Json, RunFolder, Seed
 
 if TYPE_CHECKING:
-    from corefed.data.preparation import Preparation
-    from corefed.use.predictions import Predictions, PredictionSettings
+    from corefed.data.raw import Raw
+    from corefed.training.fitted import Fitted
+    from corefed.use.predictions import Predictions
+    from corefed.use.review import PredictionSettings
 
 SCHEMA = 1
 """Of the summary that --json prints."""
@@ -32,6 +33,8 @@ EXAMPLES = """Examples:
 
 corefed predict runs/site-model --client north --input new.csv --out predictions.csv
 
+corefed predict runs/site-model --input all-sites.csv — each row by the model of its client.
+
 corefed predict runs/site-model --client north --input new.csv --target-error 0.01
 
 corefed predict runs/prices --client north --input new.csv --tolerance 10 --level 0.9 --json"""
@@ -39,11 +42,17 @@ corefed predict runs/prices --client north --input new.csv --tolerance 10 --leve
 
 def predict(
     folder: RunFolder,
-    client: Annotated[str, typer.Option(help="Whose model, by the client's name.")],
     points: Annotated[
         Path,
         typer.Option("--input", help="New points: a table, .npz or images as in training."),
     ],
+    client: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose model, by the client's name. If not given, each row of a table has the "
+            "model of the client that its client column names."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="CSV to write; to standard output if not given.")
     ] = None,
@@ -55,10 +64,15 @@ def predict(
             "own also package.module:factory, which runs that code. May be repeated.",
         ),
     ] = None,
+    force: Force = False,
     seed: Seed = None,
     target_error: Annotated[
-        float, typer.Option(help="Error allowed among predictions that are not for review.")
-    ] = 0.05,
+        float | None,
+        typer.Option(
+            help="Error allowed among predictions that are not for review; 0.05, or the smallest "
+            "round one that the held-out points can promise, if not given."
+        ),
+    ] = None,
     confidence: Annotated[
         float, typer.Option(help="Confidence level of the --target-error guarantee.")
     ] = 0.9,
@@ -74,11 +88,11 @@ def predict(
     ] = 0.95,
     json: Json = False,
 ) -> None:
-    """Predict new points of a client: how sure the model is, and which a person should review."""
+    """Predict new points of clients: how sure the model is, and which a person should review."""
     from corefed.data import inputs
     from corefed.models import own
     from corefed.training import fitted
-    from corefed.use import predictions  # torch takes a second
+    from corefed.use import prediction_table, predictions, review  # torch takes a second
 
     # A mistake is found before anything is written.
     code = next((each for each in models or [] if ":" in each), None)
@@ -86,19 +100,18 @@ def predict(
     if model not in (None, "personal", "global"):
         raise UserError(f"--model is {model!r}; it must be personal or global.")
     if out is not None:
-        _refuse_place(out, points)
-    settings = predictions.PredictionSettings(by, target_error, confidence, tolerance, level)
-    run = fitted.load(folder, own.named(code), client=client)
-    g, _ = run.place(client, seed)
-    kind = predictions.kind_of(run, model or "")
+        _refuse_place(out, points, force=force)
+    settings = review.PredictionSettings(by, target_error, confidence, tolerance, level)
+    run = fitted.load(folder, own.named(code), client=client or "")
+    g, _ = run.place(run.names[0] if client is None else client, seed)
+    kind = review.kind_of(run, model or "")
     preparation = run.preparations[g]
-    predictions.check(settings, preparation)
-    given = inputs.read(points, preparation, client)
-    with _progress(len(given.x), predictions.BLOCK, silent=json) as show:
-        found = predictions.predict(
-            run, client, given, settings, seed=seed, kind=kind, on_block=show
-        )
-    text = _csv(given.ids, found, settings, preparation)
+    review.check(settings, preparation)
+    raw = inputs.read_raw(points, preparation)
+    with _progress(len(raw.x), predictions.BLOCK, silent=json) as show:
+        routed = _routed(folder, run, client, raw, settings, seed, kind, show)
+    found = routed.found
+    text = prediction_table.as_csv(raw.ids, found, level, preparation, routed.columns)
     if out is not None:
         try:
             files.replace(out, text.encode())
@@ -110,12 +123,13 @@ def predict(
         "client": client,
         "seed": run.experiment.run.seeds[g],
         "model": kind,
-        "points": len(given.x),
+        "points": len(raw.x),
+        "outside": None if found.outside is None else int(found.outside.far.sum()),
         "out": str(out) if out is not None else None,
-        **_summary(found, settings),
+        **routed.about,
     }
-    if given.y is not None:
-        about["truth"] = predictions.truth(found, given.y, settings, len(preparation.labels))
+    if raw.y is not None:
+        about["truth"] = predictions.truth(found, raw.y, settings, len(preparation.labels))
     for note in found.notes:
         say_note(note)
     if json:
@@ -126,13 +140,83 @@ def predict(
     say("\n".join(_sentences(about)), file=sys.stderr if out is None else sys.stdout)
 
 
-def _refuse_place(out: Path, points: Path) -> None:
+class _Routed(NamedTuple):
+    found: Predictions
+    about: dict[str, Any]  # for the summary
+    columns: dict[str, list[str]]  # for the table, where rows have several models
+
+
+def _routed(
+    folder: Path,
+    run: Fitted,
+    client: str | None,
+    raw: Raw,
+    settings: PredictionSettings,
+    seed: int | None,
+    kind: str,
+    show: Callable[[int], None],
+) -> _Routed:
+    """All rows by the model of --client, or each by that of its own client."""
+    import torch
+
+    from corefed.data import inputs
+    from corefed.data.cells import shorten
+    from corefed.training import fitted
+    from corefed.use import predictions, routing  # torch takes a second
+
+    g, _ = run.place(run.names[0] if client is None else client, seed)
+    if client is not None:
+        given = inputs.prepare(raw, run.preparations[g], client)
+        found = predictions.predict(
+            run, client, given, settings, seed=seed, kind=kind, on_block=show
+        )
+        others, notes = routing.rows_of_others(raw, client)
+        if found.review is not None:
+            found.review[torch.tensor(others, dtype=torch.int64)] = True
+        found = found._replace(notes=(*found.notes, *notes))
+        return _Routed(found, _summary(found, settings), {})
+    if not raw.clients:
+        column = run.preparations[g].client
+        why = f"the file has no column {column!r}" if column else "the file names none"
+        raise UserError(
+            f"Say whose model predicts by --client: {why}. The run has {shorten(run.names)}."
+        )
+    shares, notes = routing.divide(
+        run, raw, lambda name: fitted.load(folder, run.factory, client=name)
+    )
+    parts, each, done = [], [], 0
+    names, models = [""] * len(raw.x), [""] * len(raw.x)
+    for share in shares:
+        own = share.model.preparations[share.model.place(share.model.names[0], seed)[0]]
+        given = inputs.prepare(raw.of(share.rows), own, share.name)
+        part = predictions.predict(
+            share.model, share.client, given, settings, seed=seed, kind=kind,
+            on_block=partial(_later, show, done),
+        )  # fmt: skip
+        done += len(share.rows)
+        used = kind if share.client is not None else fitted.SHARED
+        parts.append(part)
+        each.append({"client": share.name, "model": used, "points": len(share.rows),
+                     **_summary(part, settings)})  # fmt: skip
+        for row in share.rows:
+            names[row], models[row] = share.name, used
+    found = routing.merge(shares, parts)
+    found = found._replace(notes=(*found.notes, *notes))
+    return _Routed(found, {"clients": each}, {"client": names, "model": models})
+
+
+def _later(show: Callable[[int], None], before: int, now: int) -> None:
+    show(before + now)
+
+
+def _refuse_place(out: Path, points: Path, *, force: bool) -> None:
     if not out.parent.is_dir():
         raise UserError(f"--out is {out}, but there is no folder {out.parent}; make it first.")
     if out.is_dir():
         raise UserError(f"--out is {out}, which is a folder; name a file in it.")
     if out.resolve() == points.resolve():
         raise UserError(f"--out is {out}, the input itself; name another file.")
+    files.refuse_file(out, force=force)
 
 
 @contextmanager
@@ -152,62 +236,6 @@ def _progress(total: int, block: int, *, silent: bool) -> Iterator[Callable[[int
         yield show
 
 
-# --- the table ------------------------------------------------------------------------------------
-
-
-def _csv(
-    ids: Sequence[str], found: Predictions, settings: PredictionSettings, preparation: Preparation
-) -> str:
-    """A heading and one row per point, numbers to float32's seven digits."""
-    if preparation.labels:
-        columns = _class_columns(found, preparation)
-    else:
-        columns = _target_columns(found, settings, preparation)
-    if found.review is not None:
-        columns["review"] = ["yes" if each else "no" for each in found.review.tolist()]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["id", *columns])
-    for row in zip(ids, *columns.values(), strict=True):
-        writer.writerow([f"{v:.7g}" if isinstance(v, float) else v for v in row])
-    return text.getvalue()
-
-
-def _class_columns(found: Predictions, preparation: Preparation) -> dict[str, list[Any]]:
-    said, labels = found.said, preparation.labels
-    best = said.mean.argmax(-1)
-    return {
-        "predicted": [labels[each] for each in best.tolist()],
-        "probability": said.mean.amax(-1).tolist(),
-        **{f"p({label})": said.mean[:, c].tolist() for c, label in enumerate(labels)},
-        "total": said.total.tolist(),
-        "aleatoric": said.aleatoric.tolist(),
-        "epistemic": said.epistemic.tolist(),
-    }
-
-
-def _target_columns(
-    found: Predictions, settings: PredictionSettings, preparation: Preparation
-) -> dict[str, list[Any]]:
-    from corefed.use.predictions import half_width  # torch takes a second
-
-    said, half = found.said, half_width(found.said, settings.level)
-    values = {
-        "mean": said.mean,
-        "lower": said.mean - half,
-        "upper": said.mean + half,
-        "std": said.total.sqrt(),
-        "aleatoric": said.aleatoric.sqrt(),
-        "epistemic": said.epistemic.sqrt(),
-    }
-    names = preparation.targets
-    return {
-        name if len(names) == 1 else f"{name}({target})": value[:, d].tolist()
-        for d, target in enumerate(names)
-        for name, value in values.items()
-    }
-
-
 def _print(text: str) -> None:
     try:
         sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
@@ -223,31 +251,46 @@ def _summary(found: Predictions, settings: PredictionSettings) -> dict[str, Any]
     """How the review threshold was chosen, and how many points it flagged."""
     if found.flag is None or found.review is None:
         return {}
-    threshold, source, _ = found.flag
+    threshold, flag = found.flag.threshold, found.flag
     flagged = int(found.review.sum())
     return {
         "review": {
             "by": settings.by,
-            "target_error": settings.target_error,
+            "target_error": flag.target,
             "confidence": settings.confidence,
             "tolerance": settings.tolerance,
-            "chosen_on": source,
+            "chosen_on": flag.source,
             "threshold": threshold.value if math.isfinite(threshold.value) else None,
             "held_out": threshold.points,
             "held_out_kept": threshold.kept,
             "held_out_wrong": threshold.wrong,
             "kept": len(found.review) - flagged,
             "flagged": flagged,
+            "reachable": [
+                {"target_error": target, "flagged": count} for target, count in found.at_targets
+            ],
         }
     }
 
 
 def _sentences(about: dict[str, Any]) -> list[str]:
     """The summary for the terminal."""
-    review, truth = about.get("review"), about.get("truth", {})
-    lines = [f"{about['points']} points by the {about['model']} model of {about['client']}"]
-    if review:
-        lines.append(f"kept {review['kept']}, for review {review['flagged']}: {_promise(review)}")
+    truth, lines = about.get("truth", {}), []
+    for part in about.get("clients", [about]):
+        whose = part["client"] or "rows without a client"
+        lines.append(f"{part['points']} points by the {part['model']} model of {whose}")
+        if part["model"] == "global" and part is not about:
+            lines[-1] = f"{part['points']} points of {whose} by the shared model"
+        review = part.get("review")
+        if review:
+            kept = f"kept {review['kept']}, for review {review['flagged']}"
+            lines.append(f"{kept}: {_promise(review)}")
+            if review["chosen_on"] == "none" and review["reachable"]:
+                at = [
+                    f"{each['flagged']} at {100 * each['target_error']:g} %"
+                    for each in review["reachable"]
+                ]
+                lines.append(f"for review at targets that can be promised: {', '.join(at)}")
     names = {
         "accuracy": "accuracy",
         "rmse": "RMSE",

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from corefed.base import files
 from corefed.base.shown import say
+from corefed.commands.options import Force
 
 EXAMPLES = """Examples:
 
@@ -27,6 +29,7 @@ def report(
     no_images: Annotated[
         bool, typer.Option("--no-images", help="Show no points of the data, only numbers.")
     ] = False,
+    force: Force = False,
 ) -> None:
     """Write one page about runs: curves, clients, coresets, calibration, doubtful points, cost.
 
@@ -34,5 +37,6 @@ def report(
     """
     from corefed.show import page  # torch takes a second
 
+    files.refuse_file(out, force=force)
     size = page.write(folders, out, title=title, baseline=baseline, images=not no_images)
     say(f"wrote {out} ({size / 1e6:.1f} MB); open it in a browser")

@@ -20,6 +20,7 @@ from torch import Tensor
 from corefed.base.errors import UserError
 from corefed.data import columns, raw, raw_table, scaling
 from corefed.data.preparation import Preparation
+from corefed.data.raw import Raw
 
 
 class Inputs(NamedTuple):
@@ -42,19 +43,33 @@ def read(
 ) -> Inputs:
     """All points of the file, for a client; unknown classes in y are refused.
 
-    With `target_wanted`, for training, a file without a target is refused. Where clients have their
-    own scales, the scale of a new client is that of these points.
+    With `target_wanted`, for training, a file without a target is refused.
     """
+    found = read_raw(path, preparation, target_wanted=target_wanted, memory_mb=memory_mb)
+    return prepare(found, preparation, client)
+
+
+def read_raw(
+    path: Path, preparation: Preparation, *, target_wanted: bool = False, memory_mb: int = 4096
+) -> Raw:
+    """All points of the file, before scaling."""
     if not path.exists():
         raise UserError(f"There is no {path}; give a file of points to read.")
+    if preparation.kind == "table":
+        return raw_table.read(path, preparation, target_wanted, memory_mb)
+    if preparation.kind == "images":
+        return raw.read_images(path, preparation, target_wanted)
+    return raw.read_array(path, preparation, target_wanted, memory_mb)
+
+
+def prepare(found: Raw, preparation: Preparation, client: str) -> Inputs:
+    """The points, scaled for a client.
+
+    Where clients have their own scales, the scale of a new client is that of these points.
+    """
     numbers = torch.ones(math.prod(preparation.shape), dtype=torch.bool)
     if preparation.kind == "table":
-        found = raw_table.read(path, preparation, target_wanted, memory_mb)
         numbers = torch.tensor(columns.numbers(preparation.columns))
-    elif preparation.kind == "images":
-        found = raw.read_images(path, preparation, target_wanted)
-    else:
-        found = raw.read_array(path, preparation, target_wanted, memory_mb)
     preparation = scaling.add_client(preparation, client, found.x, numbers)
     x = preparation.scale(found.x, client)
     return Inputs(x, found.y, tuple(found.ids), tuple(found.notes), preparation)

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.data import class_names, clients, held_out
+from corefed.data import class_names, clients, frames, held_out
 from corefed.data.clients import FederatedData
+from corefed.data.columns import Layout
 from corefed.data.dataset import Dataset
 from corefed.data.partition import Split
 from corefed.settings.run import MEMORY, Run
@@ -50,8 +51,13 @@ class GivenPoints(NamedTuple):
         return found
 
 
-def gather(given: Clients, test: Clients | None, task: str) -> GivenPoints:
-    """Check all clients' arrays and concatenate them."""
+def gather(
+    given: Clients, test: Clients | None, task: str, client: str = "", target: str = "y"
+) -> GivenPoints:
+    """Check all clients' arrays and concatenate them.
+
+    Of DataFrames, `client` names the column of clients, which is no feature, and `target` y.
+    """
     names = _names(given)
     for name in test or ():
         if name not in given:
@@ -65,8 +71,7 @@ def gather(given: Clients, test: Clients | None, task: str) -> GivenPoints:
         )
     pairs = [(f"{end} of client {name!r}", x, y) for name, each in zip(names, parts, strict=True)
              for end, x, y in _pairs(each)]  # fmt: skip
-    shape = points(pairs[0][1], f"X{pairs[0][0]}").shape[1:]
-    xs = [points(x, f"X{where}", tuple(shape)) for where, x, _ in pairs]
+    xs, layout = _points(pairs, client, target)
     ys = [_column(y, f"y{where}", len(xs[place])) for place, (where, _, y) in enumerate(pairs)]
     y, different, labels = _targets(ys, task)
     float_classes = bool(labels) and task == "auto" and all(each.dtype.kind == "f" for each in ys)
@@ -80,10 +85,29 @@ def gather(given: Clients, test: Clients | None, task: str) -> GivenPoints:
         labels=labels,
         notes=(class_names.said("y", labels),) if float_classes else (),
         group_names=tuple(map(str, names)),
+        layout=layout,
         standardise=True,
     )
     step = 2 if apart[0] else 1
     return GivenPoints(names, dataset, different, rows[::step], rows[1::2] if apart[0] else None)
+
+
+def _points(
+    pairs: list[tuple[str, Any, Any]], client: str, target: str
+) -> tuple[list[Tensor], Layout | None]:
+    """The points of every pair; DataFrames are encoded as tables are, and have a layout."""
+    tables = [frames.is_frame(x) for _, x, _ in pairs]
+    if not any(tables):
+        shape = points(pairs[0][1], f"X{pairs[0][0]}").shape[1:]
+        return [points(x, f"X{where}", tuple(shape)) for where, x, _ in pairs], None
+    if not all(tables):
+        where = pairs[tables.index(False)][0]
+        raise UserError(f"X{where} is no DataFrame, but others are; give all alike.")
+    wheres = [f"X{where}" for where, _, _ in pairs]
+    read = [frames.read(x, [client]) for _, x, _ in pairs]
+    found = frames.layout(read, wheres)
+    xs = [frames.encode(found, each, where) for each, where in zip(read, wheres, strict=True)]
+    return xs, Layout(found, target, client, (), ())
 
 
 def federate(pool: GivenPoints, run: Run, fraction: float) -> FederatedData:
@@ -144,7 +168,7 @@ def as_floats(array: Array, where: str) -> Tensor:
 
 def _names(given: object) -> list[Any]:
     if not isinstance(given, Mapping) or not given:
-        raise UserError("Give clients as a mapping, one client at least: {name: (X, y), ...}.")
+        raise UserError("Give clients as a mapping, {name: (X, y), ...}, one at least; or X and y.")
     for name in given:
         if not isinstance(name, str | int | np.integer) or not str(name).strip():
             raise UserError(f"{name!r} is no name for a client; use text or a whole number.")

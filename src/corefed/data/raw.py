@@ -24,6 +24,16 @@ class Raw(NamedTuple):
     y: Tensor | None
     ids: list[str]
     notes: list[str]
+    clients: tuple[str, ...] = ()  # [n] whose row it is, by a table's client column; empty: unsaid
+
+    def of(self, rows: Sequence[int]) -> Raw:
+        """Some of the rows."""
+        return self._replace(
+            x=self.x[rows],
+            y=None if self.y is None else self.y[rows],
+            ids=[self.ids[row] for row in rows],
+            clients=tuple(self.clients[row] for row in rows) if self.clients else (),
+        )
 
 
 def indices(where: str, names: Sequence[str], preparation: Preparation) -> Tensor:

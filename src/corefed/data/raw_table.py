@@ -32,14 +32,18 @@ def read(path: Path, preparation: Preparation, target_wanted: bool, memory_mb: i
     named = [each for each in (*preparation.ignored, *extra) if each in source.columns]
     parts: list[Numbers] = []
     cells: list[str] = []
+    owner = preparation.client if preparation.client in source.columns else ""
+    owners: list[str] = []
     identities: dict[str, list[str]] = {name: [] for name in named if name not in source.unfit}
     unknown: Counter[tuple[str, str]] = Counter()
     most = memory_mb * 2**20 // (16 * columns.width(layout))
-    for block in source.blocks([*wanted, *([target] if target else []), *identities]):
+    special = [name for name in (target, owner) if name]
+    for block in source.blocks([*wanted, *special, *identities]):
         x, foreign = columns.encode(layout, block, source.at)
         parts.append(x)
         unknown += foreign
         cells += values.names(block.cells[target]) if target else []
+        owners += values.names(block.cells[owner]) if owner else []
         for name, own in identities.items():
             own += [str(each) for each in values.names(block.cells[name])]
         if sum(map(len, parts)) > most:
@@ -69,7 +73,8 @@ def read(path: Path, preparation: Preparation, target_wanted: bool, memory_mb: i
         (own for own in identities.values() if all(own) and len(set(own)) == len(own)),
         [str(row) for row in range(len(raw))],
     )
-    return Raw(raw[kept], y, [ids[row] for row in kept], notes)
+    clients = tuple(owners[row] for row in kept) if owner else ()
+    return Raw(raw[kept], y, [ids[row] for row in kept], notes, clients)
 
 
 def _check_columns(source: Source, preparation: Preparation, target_wanted: bool) -> list[str]:

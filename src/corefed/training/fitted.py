@@ -6,6 +6,7 @@
                             of a calibrated run temperature.personal [G N], temperature.global [G]
                             and temperature.newcomer [G], the one that a newcomer gets
     held_out.safetensors    predictions of the clients' test points, one row per point
+    reach.safetensors       how far the training points reach (`reach.py`)
 
 G seeds of N clients; row g N + i is client i of the g-th seed. Neither training data nor checkpoint
 are needed.
@@ -17,6 +18,7 @@ the test points of these clients. The others predict with the shared model.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +37,8 @@ from corefed.methods import registry
 from corefed.models.own import Factory
 from corefed.settings.config import resolve
 from corefed.settings.run import Experiment
-from corefed.training import calibration, record
+from corefed.training import calibration, reach, record
+from corefed.training.reach import Outside, Reach
 from corefed.training.setup import network
 
 DATA, MODELS, HELD_OUT = "data.json", "fitted.safetensors", "held_out.safetensors"
@@ -60,6 +63,7 @@ class Fitted(NamedTuple):
     method: Method
     models: Tree  # fitted.safetensors
     factory: Factory | None = None  # of a user's own network
+    reach: tuple[Reach, ...] = ()  # one per seed; empty in the folder of an older version
 
     @property
     def names(self) -> list[str]:
@@ -103,6 +107,32 @@ class Fitted(NamedTuple):
         row = row if kind == "personal" else g
         return kind, row, calibration.temperature_of(self.models, kind, row)
 
+    def outside(self, x: Tensor, client: str | None, seed: int | None = None) -> Outside | None:
+        """Which prepared points are unlike what a client was trained on; None: nothing says.
+
+        Without a client, unlike what all clients were trained on.
+        """
+        g, i = self.place(self.names[0] if client is None else client, seed)
+        if not self.reach:
+            return None
+        known = self.reach[g]
+        return reach.judge(known, self.preparations[g], client or "", i if client else None, x)
+
+    def widen(self, said: Prediction, far: Tensor, seed: int | None = None) -> Prediction:
+        """The prediction with the uncertainty of points outside raised, by its epistemic part.
+
+        Classes: to the most there is, log of their number. Targets: by the variance of the training
+        targets at least, as if nothing were known of the point. The means stay.
+        """
+        g, _ = self.place(self.names[0], seed)
+        classes = len(self.preparations[g].labels)
+        if classes:
+            most = torch.full_like(said.total, math.log(classes))
+            return said._replace(total=torch.where(far, most, said.total))
+        own = self.reach[g].target.to(said.total)
+        wide = said.aleatoric + said.epistemic.maximum(own)
+        return said._replace(total=torch.where(far.unsqueeze(-1), wide, said.total))
+
     def predict(
         self, client: str, x: Tensor, *, seed: int | None = None, kind: str = ""
     ) -> Prediction:
@@ -139,7 +169,8 @@ def load(folder: Path, factory: Factory | None = None, *, client: str = "") -> F
     models = read_tensors(folder, MODELS)
     if factory is not None:
         _refuse_changed(folder, experiment, method, models)
-    return Fitted(folder, experiment, preparations, data["clients"], method, models, factory)
+    known = tuple(reach.read(folder, len(preparations)))
+    return Fitted(folder, experiment, preparations, data["clients"], method, models, factory, known)
 
 
 def weights(models: Tree, clients: int) -> Tensor:

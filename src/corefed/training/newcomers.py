@@ -30,11 +30,12 @@ from corefed.methods import registry
 from corefed.models.network import Model
 from corefed.settings.config import check, to_dict
 from corefed.settings.run import LOCAL, Experiment
-from corefed.training import calibration, client_side, cost, local, summaries
+from corefed.training import calibration, client_side, cost, local, reach, summaries
 from corefed.training.calibration import Temperatures
 from corefed.training.evaluate import Evaluation, evaluate
 from corefed.training.fitted import Fitted
 from corefed.training.loop import Answer, Line, run_rounds, size_of
+from corefed.training.reach import Reach
 from corefed.training.scoring import means_of
 from corefed.training.setup import Setup, network
 
@@ -51,6 +52,7 @@ class Newcomer(NamedTuple):
     summary: dict[str, Any]
     lines: list[Line]
     temperature: Tree | None = None  # of its models; None: they are not calibrated
+    reach: tuple[Reach, ...] = ()  # of the run's training points and its own
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -223,7 +225,8 @@ def join(
         "steps": steps,
     }
     kept = None if found is None else calibration.stored(found)
-    return Newcomer(setup, server, summary, lines, kept)
+    known = tuple(reach.extend(each, data.train.x[0]) for each in model.reach[g : g + 1])
+    return Newcomer(setup, server, summary, lines, kept, known)
 
 
 def _validation_share(data: FederatedData) -> float:

@@ -2,6 +2,7 @@
 
     experiment.toml                 every setting, so that the run can be repeated; written first
     data.json                       what each client has, and how points are prepared
+    reach.safetensors               how far the training points reach, see `reach.py`
     rounds.jsonl                    one line per round
     checkpoint/                     the last checkpoint, see `checkpoint.py`
     fitted.safetensors              the models, see `fitted.py`

@@ -16,7 +16,7 @@ from corefed.base.rng import Streams, Who
 from corefed.base.types import Tree
 from corefed.bayes import uncertainty
 from corefed.data.clients import FederatedData
-from corefed.training import calibration, client_side
+from corefed.training import calibration, client_side, reach, reach_fitting
 from corefed.training.fitted import (
     DATA,
     HELD_OUT,
@@ -27,6 +27,7 @@ from corefed.training.fitted import (
     model_at,
     tempered,
 )  # fmt: skip
+from corefed.training.reach import Reach
 from corefed.training.setup import Trees
 
 
@@ -144,7 +145,9 @@ def held_out_of(trees: Trees, models: Tree, rows: Sequence[int] | None = None) -
     return {**tree, **{name: torch.cat(each) for name, each in parts.items()}}
 
 
-def keep_data(folder: Path, data: FederatedData) -> None:
+def keep_data(folder: Path, data: FederatedData, known: Sequence[Reach] | None = None) -> None:
+    """Write data.json, and how far the training points reach, unless that is given."""
+    reach.keep(folder, reach_fitting.measure(data) if known is None else known)
     files.replace(folder / DATA, digests.to_json(describe(data)))
 
 

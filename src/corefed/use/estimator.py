@@ -25,15 +25,24 @@ from corefed.data.memory import Array, Clients
 from corefed.models.own import Factory, named
 from corefed.settings.config import resolve, to_dict
 from corefed.settings.run import MEMORY, Experiment, Run
-from corefed.training import checkpoint, fitted, record, rounds, saving
+from corefed.training import (
+    checkpoint,
+    fitted,
+    reach_fitting,
+    record,
+    rounds,
+    saving,
+)
 from corefed.training.fitted import Fitted
+from corefed.training.newcomers import Newcomer
 from corefed.training.progress import progress
-from corefed.use import arguments, tuned
+from corefed.use import arguments, newcomer, tuned
+from corefed.use.citizen import ScikitLearn, by_client, not_fitted, value_errors
 from corefed.use.predictor import Personal, Predictor
 from corefed.use.tuned import Tune
 
 
-class Federation:
+class Federation(ScikitLearn):
     """Personalised Bayesian federated learning on arrays in memory.
 
     Settings are given by name; `corefed methods NAME --all` lists them: those of every run (rounds,
@@ -53,13 +62,15 @@ class Federation:
             any of `candidates` (16), `space` (setting -> "0.001..0.1", (low, high), or a list of
             values) and `validation` (0.2, the share of training points to choose by). Then all
             training points are trained on with what was found. Test points take no part.
+        groups: Name of the column of a DataFrame that says whose rows they are, for `fit(X, y)`.
         settings: Any other setting.
 
     Attributes:
         classes_: The classes in the order of predicted probabilities; empty for a regression.
         history_: One dictionary per round, as a line of rounds.jsonl.
         summary_: The content of summary.json: settings, metrics over seeds, cost, environment.
-        n_features_in_: Number of features per point.
+        n_features_in_: Number of features per point; of a DataFrame, of columns.
+        feature_names_in_: Of a DataFrame, the names of its columns.
         tuning_: Where settings were searched, the content of tune.json: "candidates" has a row per
             candidate, best first, "chosen" the settings that were trained with.
     """
@@ -68,6 +79,7 @@ class Federation:
     history_: list[dict[str, Any]]
     summary_: dict[str, Any]
     n_features_in_: int
+    feature_names_in_: Array
     tuning_: dict[str, Any]
 
     def __init__(
@@ -78,32 +90,51 @@ class Federation:
         seed: int | Sequence[int] = 0,
         test_fraction: float = 0.2,
         tune: Tune = False,
+        groups: str | None = None,
         **settings: Any,
     ) -> None:
         self.method, self.model, self.seed = method, model, seed
-        self.test_fraction, self.tune = test_fraction, tune
+        self.test_fraction, self.tune, self.groups = test_fraction, tune, groups
         self._settings = settings
         self._fitted: Fitted | None = None
         self._trained: rounds.Result | None = None  # None after `load`, whose run is in a folder
         self._names: list[Any] = []
+        self._joined: dict[str, Newcomer | None] = {}  # None: in the folder that was loaded
         tuned.wanted(self._experiment(), tune)  # refuses misspelt settings at once
 
+    @value_errors
     def fit(
-        self, clients: Clients, test: Clients | None = None, *, progress: bool = False
+        self,
+        clients: Clients | Any,
+        y: Any = None,
+        test: Clients | None = None,
+        *,
+        groups: Any = None,
+        progress: bool = False,
     ) -> Federation:
         """Train all clients' models.
 
         Args:
             clients: Name -> (X, y), or (X_train, y_train, X_test, y_test). X has one row per point:
-                a numpy array, tensor or list. Whole numbers and text in y are classes, and a client
-                need not have all of them; floating-point numbers are regression targets.
+                a numpy array, tensor or list, or a DataFrame, whose categories and gaps are handled
+                as those of a table. Whole numbers and text in y are classes, and a client need not
+                have all of them; floating-point numbers are regression targets. Or X of all
+                clients, with `y`.
+            y: The targets of X.
             test: Name -> (X, y) of test points, where `clients` has none.
+            groups: With X and y: the client of each point, or the name of the column of X that
+                says it. Without groups there is one client, "all".
             progress: Show rounds, numbers and notes on stderr.
 
         Returns:
             The federation itself.
         """
-        pool = memory.gather(clients, test, str(self._settings.get("task") or "auto"))
+        groups = self.groups if groups is None else groups
+        if isinstance(clients, Mapping):
+            test, y = (y, None) if isinstance(y, Mapping) else (test, y)  # fit(clients, test)
+        given, column, target = by_client(clients, y, groups)
+        task = str(self._settings.get("task") or "auto")
+        pool = memory.gather(given, test, task, column, target)
         experiment = self._experiment(
             arguments.settings_from_data(pool, self.model, self._settings)
         )
@@ -126,20 +157,21 @@ class Federation:
 
             trained = rounds.train(experiment, data=data, factory=factory, on_round=on_round)
         setup = trained.setup
-        described = saving.describe(setup.data)["clients"]
-        models = saving.models_of(trained.trees)
-        self._fitted = Fitted(
-            Path(MEMORY), setup.experiment, data.preparations, described, setup.method, models,
-            factory,
-        )  # fmt: skip
-        self._trained, self._names = trained, pool.names
+        known = reach_fitting.measure(setup.data)
+        self._fitted = newcomer.in_memory(setup, trained.trees, known, factory)
+        self._trained, self._names, self._joined = trained, pool.names, {}
         self._found(pool.classes, trained.summary, lines, tuning)
         return self
 
     @property
     def personal(self) -> Personal:
         """Client -> its personal model: `federation.personal["north"].predict_proba(X)`."""
-        return Personal(self._names, self._ready("personal"), self.classes_)
+        ready = self._ready("personal")
+        joined = {
+            name: fitted.load(ready.folder, client=name) if one is None else newcomer.ready(one)
+            for name, one in self._joined.items()
+        }
+        return Personal(self._names, ready, self.classes_, joined)
 
     @property
     def global_(self) -> Predictor:
@@ -174,7 +206,7 @@ class Federation:
                 shutil.copytree(ready.folder, path, dirs_exist_ok=True)
             except OSError as error:  # shutil.Error too
                 raise UserError(f"Cannot copy {ready.folder} to {path}: {error}.") from error
-            return path
+            return self._keep_joined(path)
         checkpoint.require_library()
         setup, servers = self._trained.setup, self._trained.servers
         target = record.Folder(path)
@@ -197,7 +229,7 @@ class Federation:
         if hasattr(self, "tuning_"):
             target.keep(lambda here: tuned.keep(here, self.tuning_))
         target.finish(self.summary_)
-        return path
+        return self._keep_joined(path)
 
     @classmethod
     def load(cls, folder: str | Path, *, model: str | Factory | None = None) -> Federation:
@@ -217,28 +249,14 @@ class Federation:
         else:
             classes = np.array([int(x) for x in labels] if are_numbers(labels) else labels)
         found = cls(
-            **arguments.parameters(ready.experiment, model, about.get("test_fraction", 0.2))
+            **arguments.parameters(ready.experiment, model, about.get("test_fraction", 0.2)),
+            groups=ready.preparations[0].client or None,
         )
         found._fitted, found._names = ready, about.get("clients", ready.names)
+        found._joined = dict.fromkeys(fitted.newcomers(path))
         summary, lines = record.read(path)
         found._found(classes if labels else np.empty(0), summary, lines, tuned.read(path))
         return found
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The given settings, and the five named arguments."""
-        own = ("method", "model", "seed", "test_fraction", "tune")
-        return {**{name: getattr(self, name) for name in own}, **self._settings}
-
-    def set_params(self, **settings: Any) -> Federation:
-        """Change settings, all or none; fitted models stay as they are."""
-        checked = type(self)(**{**self.get_params(), **settings})
-        self.method, self.model, self.seed = checked.method, checked.model, checked.seed
-        self.test_fraction, self.tune = checked.test_fraction, checked.tune
-        self._settings = checked._settings
-        return self
-
-    def __repr__(self) -> str:
-        return f"Federation({', '.join(f'{k}={v!r}' for k, v in self.get_params().items())})"
 
     def _experiment(self, given: Mapping[str, Any] | None = None) -> Experiment:
         """The settings, checked."""
@@ -272,11 +290,16 @@ class Federation:
             self.tuning_ = tuning
         elif hasattr(self, "tuning_"):  # of an earlier fit
             del self.tuning_
-        self.n_features_in_ = int(np.prod(self._ready().preparations[0].shape))
+        first = self._ready().preparations[0]
+        self.n_features_in_ = len(first.columns) or int(np.prod(first.shape))
+        if first.columns:
+            self.feature_names_in_ = np.array([each.name for each in first.columns], dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
 
     def _ready(self, kind: str = "") -> Fitted:
         if self._fitted is None:
-            raise UserError("This federation is not fitted yet: call fit(clients) first.")
+            raise not_fitted("This federation is not fitted yet: call fit(clients) first.")
         if kind and kind not in self._fitted.kinds:
             has = " and ".join(self._fitted.kinds)
             raise UserError(

@@ -7,6 +7,7 @@ the folder of a run with one client, so that everything that reads runs reads ne
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,11 +16,17 @@ from corefed.base import arrays, rng
 from corefed.base.errors import UserError
 from corefed.base.types import ClientData
 from corefed.data import inputs
+from corefed.data.cells import shorten
 from corefed.data.clients import FederatedData
 from corefed.data.inputs import Inputs
+from corefed.data.raw import Raw
+from corefed.models.own import Factory
+from corefed.settings.run import MEMORY
 from corefed.training import record, saving
 from corefed.training.fitted import Fitted
 from corefed.training.newcomers import Newcomer
+from corefed.training.reach import Reach
+from corefed.training.setup import Setup, Trees
 
 TEST_FRACTION = 0.2
 FEWEST = 2
@@ -34,8 +41,11 @@ def read(
     test_fraction: float | None,
     memory_mb: int,
     validation: float = 0.0,
+    raw: Raw | None = None,
 ) -> FederatedData:
     """The newcomer as a federation of one client, with training and test points.
+
+    `raw` has the points where the file was read already.
 
     Test points are those of the file (X_test) or a random part of the others; `validation` is the
     part of what remains that is held back for the newcomer's own temperature. Where clients have
@@ -46,7 +56,9 @@ def read(
         raise UserError(f"--test-fraction is {test_fraction:g}; it must be in [0, 1).")
     if not 0 <= validation < 1:
         raise UserError(f"--validation is {validation:g}; it must be in [0, 1).")
-    found = inputs.read(path, preparation, name, target_wanted=True, memory_mb=memory_mb)
+    if raw is None:
+        raw = read_raw(path, model, g)
+    found = inputs.prepare(raw, preparation, name)
     notes, seed = list(found.notes), model.experiment.run.seeds[g]
     if test_fraction is None and has_test_part(path):
         train, notes = found, []  # its note is that the test part was not read
@@ -73,6 +85,36 @@ def read(
         preparations=(kept,),
         validation=None if held is None else _stacked(held),
     )
+
+
+def read_raw(path: Path, model: Fitted, g: int) -> Raw:
+    """All points of the file with their targets, before scaling."""
+    memory = model.experiment.run.memory_mb
+    return inputs.read_raw(path, model.preparations[g], target_wanted=True, memory_mb=memory)
+
+
+def rows_of(raw: Raw, path: Path, name: str | None) -> tuple[str, Raw]:
+    """The newcomer's name and its rows; a table's client column may have rows of several clients.
+
+    Without a name, it is the one of the column, or that of the file.
+    """
+    there = [each for each in dict.fromkeys(raw.clients) if each]
+    if not there:
+        return path.stem if name is None else name, raw
+    if len(there) > 1 and name not in there:
+        who = "no rows of " + repr(name) if name is not None else "rows of several clients"
+        raise UserError(
+            f"{path} has {who}; it has those of {shorten(there, 5)}. Say whose by --name, or give "
+            "a file with the rows of one client."
+        )
+    if name is None or name in there:
+        name = there[0] if name is None else name
+        rows = [row for row, each in enumerate(raw.clients) if each == name]
+        others = len(raw.clients) - len(rows)
+        note = f"{others} of {len(raw.clients)} rows are not of {name}; they are left out."
+        return name, raw.of(rows)._replace(notes=[*raw.notes, *([note] if others else [])])
+    note = f"The rows are of {there[0]} by the client column; their model is named {name}."
+    return name, raw._replace(notes=[*raw.notes, note])
 
 
 def has_test_part(path: Path) -> bool:
@@ -118,11 +160,34 @@ def _notes(name: str, train: Inputs, labels: tuple[str, ...]) -> list[str]:
     return [f"all training points of {name} are of class {only!r}: its model will lean to it."]
 
 
+def in_memory(
+    setup: Setup, trees: Trees, known: Sequence[Reach], factory: Factory | None = None
+) -> Fitted:
+    """Trained models, ready to predict without a folder."""
+    described = saving.describe(setup.data)["clients"]
+    return Fitted(
+        Path(MEMORY),
+        setup.experiment,
+        setup.data.preparations,
+        described,
+        setup.method,
+        saving.models_of(trees),
+        factory,
+        tuple(known),
+    )
+
+
+def ready(joined: Newcomer) -> Fitted:
+    """Its model, ready to predict."""
+    trees = joined.setup.trees([joined.server], joined.temperature)
+    return in_memory(joined.setup, trees, joined.reach)
+
+
 def keep(place: Path, joined: Newcomer) -> None:
     """Write the files of a run; summary.json is the last."""
     folder = record.Folder(place)
     folder.create(joined.setup.experiment)
-    folder.keep(lambda path: saving.keep_data(path, joined.setup.data))
+    folder.keep(lambda path: saving.keep_data(path, joined.setup.data, joined.reach))
     for line in joined.lines:
         folder.append(line)
     trees = joined.setup.trees([joined.server], joined.temperature)

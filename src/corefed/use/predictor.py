@@ -13,8 +13,9 @@ from torch import Tensor
 
 from corefed.base.errors import UserError, did_you_mean
 from corefed.bayes.uncertainty import Prediction
-from corefed.data import inputs, memory
+from corefed.data import frames, inputs, memory
 from corefed.data.cells import shorten
+from corefed.data.preparation import Preparation
 from corefed.training.fitted import Fitted
 from corefed.use.predictions import BLOCK, half_width
 
@@ -34,7 +35,7 @@ class Uncertainty(NamedTuple):
 
 
 class Predictor:
-    """One model. X is an array [n, features], or the path of a file of points."""
+    """One model. X is an array [n, features], a DataFrame, or the path of a file of points."""
 
     def __init__(self, fitted: Fitted, client: str, kind: str, classes: Array) -> None:
         self._fitted, self._client, self._kind = fitted, client, kind
@@ -83,9 +84,23 @@ class Predictor:
         whose = f"of {self._client!r}" if self._kind == "personal" else "of all clients"
         return f"<{self._kind} model {whose}>"
 
+    def outside(self, X: Any) -> list[str]:
+        """Per point, why it is unlike what the model was trained on; empty where it is not."""
+        found = self._fitted.outside(self._points(X), self._whose())
+        if found is None:
+            raise UserError("The run was made by an older version, which kept nothing to tell by.")
+        return list(found.why)
+
+    def _whose(self) -> str | None:
+        return self._client if self._kind == "personal" else None
+
     def _predict(self, X: Any) -> Prediction:
-        ready = self._points(X)
-        parts = [self._fitted.predict(self._client, x, kind=self._kind) for x in ready.split(BLOCK)]
+        """With the uncertainty of points outside raised."""
+        ready, parts = self._points(X), []
+        for x in ready.split(BLOCK):
+            part = self._fitted.predict(self._client, x, kind=self._kind)
+            outside = self._fitted.outside(x, self._whose())
+            parts.append(part if outside is None else self._fitted.widen(part, outside.far))
         return Prediction(*(torch.cat(field) for field in zip(*parts, strict=True)))
 
     def _points(self, X: Any) -> Tensor:
@@ -93,15 +108,7 @@ class Predictor:
         preparation = self._fitted.preparations[0]
         if isinstance(X, str | Path):
             return inputs.read(Path(X), preparation, self._client).x
-        if preparation.kind != "array":
-            raise UserError(
-                f"This model was trained on {preparation.kind}; give the path of a file of points, "
-                "of the kind that it was trained on."
-            )
-        raw = memory.points(X, "X", preparation.shape)
-        if preparation.levels and getattr(X, "dtype", None) in (np.uint8, torch.uint8):
-            raw = raw / 255
-        return preparation.scale(raw, self._client)
+        return preparation.scale(raw_points(X, preparation), self._client)
 
     def _only(self, holds: bool, name: str, what: str, instead: str) -> None:
         if not holds:
@@ -111,15 +118,19 @@ class Predictor:
 class Personal(Mapping[Any, Predictor]):
     """Client -> its personal model."""
 
-    def __init__(self, names: Sequence[Any], fitted: Fitted, classes: Array) -> None:
-        self._names, self._fitted, self._classes = list(names), fitted, classes
+    def __init__(
+        self, names: Sequence[Any], fitted: Fitted, classes: Array, joined: Mapping[Any, Fitted]
+    ) -> None:
+        self._names, self._fitted, self._classes = [*names, *joined], fitted, classes
+        self._joined = joined  # clients that joined after training
 
     def __getitem__(self, name: Any) -> Predictor:
         if name not in self._names:
             known = [str(each) for each in self._names]
             hint = did_you_mean(str(name), known, otherwise=f"there are {shorten(known)}")
             raise UserError(f"There is no client {name!r}{hint}")
-        return Predictor(self._fitted, str(name), "personal", self._classes)
+        fitted = self._joined.get(name, self._fitted)
+        return Predictor(fitted, str(name), "personal", self._classes)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -132,6 +143,29 @@ class Personal(Mapping[Any, Predictor]):
 
     def __repr__(self) -> str:
         return f"<personal models of {len(self)} clients>"
+
+
+def raw_points(X: Any, preparation: Preparation) -> Tensor:
+    """An array or a DataFrame as training had it, before scaling."""
+    if preparation.kind == "table":
+        named = [column.name for column in preparation.columns]
+        if frames.is_frame(X):
+            return frames.encode(preparation.columns, frames.read(X), "X")
+        if len(named) < sum(column.width for column in preparation.columns):
+            raise UserError(
+                "This model was trained on a table with categories or gaps; give a DataFrame with "
+                "its columns, or the path of a file."
+            )
+        return memory.points(X, "X", preparation.shape).double()  # by place, not by name
+    if preparation.kind != "array":
+        raise UserError(
+            f"This model was trained on {preparation.kind}; give the path of a file of points, "
+            "of the kind that it was trained on."
+        )
+    raw = memory.points(X, "X", preparation.shape)
+    if preparation.levels and getattr(X, "dtype", None) in (np.uint8, torch.uint8):
+        raw = raw / 255
+    return raw
 
 
 def _flat(values: Array) -> Array:

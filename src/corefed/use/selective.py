@@ -28,6 +28,12 @@ Given these numbers, the points between two crossings err at the rate `target` a
 last at a higher rate, so the p-value of a violating threshold stays valid. With ties R can jump
 across the target; the argument then needs a single crossing.
 
+**Which targets can be reached.** For one m the largest error rate that the errors e allow is the
+Clopper-Pearson limit U_m. At the level delta / K for each of K numbers m that are fixed in advance,
+R(t_m) <= U_m holds for all of them at once with probability 1 - delta. So whoever picks one of them
+after a look at all still has a promise. It is a promise of its own, beside that of a target that is
+named before.
+
 This is a Learn then Test procedure (Angelopoulos et al. 2021). It replaces the binary search of
 Geifman & El-Yaniv (2017, "Selective classification for deep neural networks"), which tests
 ceil(log2 n) thresholds at delta / ceil(log2 n) each. In 43 simulated cases (four shapes of R; n =
@@ -56,6 +62,12 @@ FIRST = 0.5
 """Share of delta for the first test."""
 MOST = 1000
 """Upper limit of the suggested number of held-out points, as a multiple of the minimum."""
+
+PARTS = (0.25, 0.5, 0.75, 1.0)
+"""Of the held-out points: the numbers m of `reachable`. Few, since each costs a share of delta."""
+TARGETS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
+"""Round error rates to choose from where the default cannot be promised. Above the last one, a
+promise would say little."""
 
 Values = Tensor | npt.NDArray[np.floating] | Sequence[float]
 
@@ -105,6 +117,47 @@ def _tests(n: int, target: float, delta: float) -> list[tuple[int, float]]:
 def fewest(target: float, confidence: float) -> int:
     """The smallest m that can pass, without errors: (1 - target)^m <= 1 - confidence."""
     return math.ceil(math.log(1 - confidence) / math.log1p(-target))
+
+
+class Promise(NamedTuple):
+    """An error rate that holds among the kept, and the threshold for it."""
+
+    target: float
+    threshold: Threshold
+
+
+def reachable(uncertainty: Values, wrong: Values, confidence: float = 0.9) -> list[Promise]:
+    """Error rates that hold all at once, each for the threshold that keeps most; smallest first."""
+    from scipy.special import betaincinv  # as above
+
+    u, e = _ordered(uncertainty, wrong)
+    n = len(u)
+    errors = np.concatenate([[0.0], np.cumsum(e)])
+    level = (1 - confidence) / len(PARTS)
+    found: list[Promise] = []
+    for part in PARTS if n else ():
+        m = math.ceil(part * n)
+        value = float(u[m]) if m < n else math.inf
+        kept = int(np.searchsorted(u, value))
+        count = round(float(errors[kept]))
+        if kept > count:
+            limit = float(betaincinv(count + 1, kept - count, 1 - level))
+            found.append(Promise(limit, Threshold(value, n, kept, count)))
+    best: list[Promise] = []
+    for each in sorted(found, key=lambda each: (each.target, -each.threshold.kept)):
+        if not best or each.threshold.kept > best[-1].threshold.kept:
+            best.append(each)
+    return best
+
+
+def rounded(promises: Sequence[Promise]) -> list[Promise]:
+    """The promises at the round TARGETS: for each that can be reached, what keeps most."""
+    found = []
+    for target in TARGETS:
+        within = [each.threshold for each in promises if each.target <= target]
+        if within:
+            found.append(Promise(target, within[-1]))
+    return found
 
 
 def points_needed(

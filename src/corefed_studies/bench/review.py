@@ -24,8 +24,8 @@ from corefed.base.rng import SERVER, generator
 from corefed.settings.config import resolve
 from corefed.training import fitted, record, rounds
 from corefed.training.fitted import Fitted
-from corefed.use import predictions, selective
-from corefed.use.predictions import PredictionSettings
+from corefed.use import selective
+from corefed.use.review import PredictionSettings, held_out
 
 TARGETS = (0.01, 0.02, 0.05, 0.10)
 HALVINGS = 100
@@ -66,7 +66,7 @@ def tried(
 ) -> dict[str, Any]:
     """Thresholds on one half of each client's held-out points, tried on the other half."""
     settings = PredictionSettings(by=by, target_error=target)
-    u, wrong, row = predictions.held_out(model, settings, 0, model.kinds[0])
+    u, wrong, row = held_out(model, settings, 0, model.kinds[0])
     g = generator(0, 0, SERVER, "halves")
     points = kept = errors = broken = pairs = 0
     for _ in range(halvings):

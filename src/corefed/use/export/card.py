@@ -16,10 +16,10 @@ from corefed.settings.config import to_dict
 from corefed.settings.fields import to_flat
 from corefed.training import record
 from corefed.training.fitted import Fitted
-from corefed.use import predictions, selective
+from corefed.use import review, selective
 from corefed.use.export import measures
 from corefed.use.export.network import ExportedNetwork
-from corefed.use.predictions import PredictionSettings
+from corefed.use.review import PredictionSettings
 
 MOST_FEATURES = 200
 """Listed in the card; all of them are in preparation.json."""
@@ -203,11 +203,11 @@ def _review(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
     settings = PredictionSettings()
     seed = model.experiment.run.seeds[g]
     try:
-        flag = predictions.flag_for(model, client, settings, seed=seed, kind=kind)
+        flag = review.flag_for(model, client, settings, seed=seed, kind=kind)
     except (UserError, KeyError):  # no held-out points of this kind of model
         return words
     promise = (
-        f"an error of at most {100 * settings.target_error:g} % among the kept, at "
+        f"an error of at most {100 * flag.target:g} % among the kept, at "
         f"{100 * settings.confidence:g} % confidence"
     )
     if flag.source == "none":

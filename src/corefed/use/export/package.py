@@ -31,7 +31,7 @@ from corefed.data.preparation import Preparation
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.settings.config import to_dict
 from corefed.training.fitted import Fitted
-from corefed.use import predictions
+from corefed.use import review
 from corefed.use.export import card, program
 from corefed.use.export.network import ExportedNetwork, network
 
@@ -70,7 +70,7 @@ def take(model: Fitted, client: str | None, *, shared: bool, seed: int | None) -
             "The clients of this run scale their points each in its own way; say by --client whose "
             "scale the shared model shall have."
         )
-    kind = predictions.kind_of(model, "global" if shared else "")
+    kind = review.kind_of(model, "global" if shared else "")
     own = {k: v for k, v in preparation.clients.items() if k == name}
     preparation = dataclasses.replace(preparation, clients=own)
     kind, row, T = model.kept(name, g, i, kind)
