@@ -39,13 +39,14 @@ from corefed.models.checks import (
 )
 from corefed.models.likelihood import Likelihood
 from corefed.models.network import Model
+from corefed.models.series import SERIES
 
 Factory = Callable[..., object]
 
 COPIES = 8 * 2 * 4
 """Bytes per parameter in training: about eight copies of a mean and a deviation."""
 
-BUILT_IN = ("auto", "mlp", "cnn")
+BUILT_IN = ("auto", "mlp", "cnn", *SERIES)
 """Values of the setting `model` that are not the user's own code."""
 
 

@@ -25,8 +25,9 @@ from corefed.models import cnn, own
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.models.network import PIXELS, STANDARDISED, Model, mlp
 from corefed.models.own import Factory
+from corefed.models.series import SERIES, Series
 from corefed.settings.config import check_cohort
-from corefed.settings.run import MEMORY, OWN, Experiment, Run
+from corefed.settings.run import MEMORY, OWN, Experiment, Run, default_scale
 from corefed.training import compiling, local, others, storing, variants
 from corefed.training.compiled import Steps
 from corefed.training.store import Start, Store
@@ -88,7 +89,7 @@ def concrete(experiment: Experiment) -> Experiment:
     # accuracy of 67 % after 15 rounds with pixels centred and scaled, 59 % without.
     scale = run.scale
     if scale == "auto":
-        scale = "standard" if model == "cnn" else "unit"
+        scale = default_scale(model)
         if run.data.startswith("table:") or (arrays is not None and len(arrays.shape) == 1):
             scale = "features"
     return dataclasses.replace(
@@ -258,6 +259,8 @@ def network(
     """The network for points of a shape, to classes, or to targets where classes is 0."""
     noise = run.noise, run.learn_noise
     likelihood: Likelihood = Categorical(classes) if classes else Gaussian(targets, *noise)
+    if factory is None and run.model in SERIES:
+        factory = Series(run.model, run.channels, run.hidden)
     if factory is not None or own.is_own(run.model):
         return own.build(
             run.model,
