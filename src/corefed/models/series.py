@@ -113,8 +113,10 @@ class Cell(nn.Module):
         super().__init__()
         self.input = nn.Linear(inputs, self.GATES * width)
         self.state = nn.Linear(width, self.GATES * width, bias=False)
-        for parameter in self.parameters():  # as torch's recurrent layers start
-            nn.init.uniform_(parameter, -(width**-0.5), width**-0.5)
+        nn.init.xavier_normal_(self.input.weight)
+        nn.init.zeros_(self.input.bias)
+        for gate in self.state.weight.data.split(width):
+            nn.init.orthogonal_(gate)
 
     def forward(self, x: Tensor) -> Tensor:
         given = self.input(x)  # of all steps at once
@@ -219,7 +221,9 @@ class Block(nn.Module):
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         # Keys' biases change nothing: their gradient is rounding, which Adam would make steps of.
         self.mix = nn.Linear(width, 3 * width, bias=False)
+        nn.init.xavier_uniform_(self.mix.weight)
         self.join = nn.Linear(width, width)
+        nn.init.xavier_uniform_(self.join.weight)
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, h: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from corefed.base.errors import UserError, did_you_mean
 from corefed.methods import registry
-from corefed.settings import fields, toml
+from corefed.settings import class_weights, fields, toml
 from corefed.settings.fields import Setting, from_flat, list_settings, to_flat
 from corefed.settings.run import MEMORY, MODELS, OWN, OWN_NOISE, Experiment, Noise, Run
 from corefed.settings.values import parse, to_toml_value
@@ -83,6 +83,7 @@ def check(experiment: Experiment) -> None:
     if not run.client_column:  # otherwise their number is known once they are read
         check_cohort(run.cohort, run.clients)
     check_model(run.model)
+    class_weights.check(run.class_weights)
     own = getattr(registry.module(run.method), "check", None)
     if own is not None:
         own(experiment.settings)

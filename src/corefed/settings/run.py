@@ -112,6 +112,10 @@ class Run:
     run may have more rounds, but keeps its plan."""
     warmup: Annotated[NotNegativeInt, Unit("rounds")] = 0
     """First rounds, in which learning rates rise to their values."""
+    test_fraction: Annotated[float, SHARE] = 0.2
+    """Share of each client's points that are held out for testing, where the data or the partition
+    have no test points of their own; 0 trains on all, once settings are chosen, and tests nothing.
+    """
     validation: Annotated[float, SHARE] = 0.0
     """Share of each client's training points that it does not train on, but is validated on:
     what settings are chosen by. Test points are never used for that."""
@@ -133,6 +137,10 @@ class Run:
     hidden: Annotated[tuple[int, ...], WIDTHS] = (100,)
     """Widths of the hidden layers, in a cnn or cnn1d those after the convolutions; empty: none.
     lstm, gru: one recurrent layer per width. transformer: one block per width, all the same."""
+    class_weights: str = "none"
+    """Classification: weight of a point in the likelihood by its class. balanced: in inverse
+    proportion to the number of training points of the class, over all clients; or numbers,
+    such as 1,5, in the order of the classes. Probabilities shift with the weights."""
     noise: Positive = 1.0
     """Regression: standard deviation of the targets' noise, or where learning starts from; of
     tables and .npz, whose targets are standardised, in standard deviations of the target."""

@@ -26,6 +26,7 @@ from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.models.network import PIXELS, STANDARDISED, Model, mlp
 from corefed.models.own import Factory
 from corefed.models.series import SERIES, Series
+from corefed.settings import class_weights
 from corefed.settings.config import check_cohort
 from corefed.settings.run import MEMORY, OWN, Experiment, Run, default_scale
 from corefed.training import compiling, local, others, storing, variants
@@ -134,6 +135,11 @@ def prepare(
     if clients != run.clients:  # they come from a column
         run = dataclasses.replace(run, clients=clients)
         experiment = dataclasses.replace(experiment, run=run)
+    if run.class_weights == class_weights.BALANCED and data.classes:
+        of_real = data.train.y[data.train.weight > 0]
+        balanced = class_weights.balance(of_real.bincount(minlength=data.classes).tolist())
+        run = dataclasses.replace(run, class_weights=balanced)
+        experiment = dataclasses.replace(experiment, run=run)
     here = share(clients) if share is not None else range(clients)
     data = (data if len(here) == clients else data.part(here)).to(device)
     model = network(run, data.train.x.shape[2:], data.classes, data.targets, factory)
@@ -201,7 +207,9 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
             dataset = pool(run, spec, seed, download=download)
         count = partition.client_count(spec, dataset, run.clients)
         check_cohort(run.cohort, count)
-        splits = partition.thin(partition.split(spec, dataset, count, seed), run.keep, seed)
+        splits = partition.thin(
+            partition.split(spec, dataset, count, seed, run.test_fraction), run.keep, seed
+        )
         splits = held_out.with_validation(dataset, splits, run.validation, seed)
         names = partition.client_names(spec, dataset, count)
         data = federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
@@ -210,6 +218,12 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
             notes = (*notes, *held_out.validation_notes(splits, dataset, names))
         if run.data.startswith(OWN):
             notes = (*notes, *validation.find_warnings(dataset))
+        if run.test_fraction == 0:
+            notes = (
+                *notes,
+                "test_fraction is 0: all points are trained on, so nothing says how good these "
+                "models are but the run that the settings were chosen by.",
+            )
         if count != run.clients != Run.clients:
             notes = (*notes, f"clients is {run.clients}, but the data have {count}: all take part.")
         many.append(data._replace(notes=notes))
@@ -258,7 +272,10 @@ def network(
 ) -> Model:
     """The network for points of a shape, to classes, or to targets where classes is 0."""
     noise = run.noise, run.learn_noise
-    likelihood: Likelihood = Categorical(classes) if classes else Gaussian(targets, *noise)
+    weights = class_weights.weights(run.class_weights, classes)
+    likelihood: Likelihood = (
+        Categorical(classes, weights=weights) if classes else Gaussian(targets, *noise)
+    )
     if factory is None and run.model in SERIES:
         factory = Series(run.model, run.channels, run.hidden)
     if factory is not None or own.is_own(run.model):
