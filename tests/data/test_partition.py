@@ -424,3 +424,42 @@ def test_clients_that_are_thinned_keep_a_part_of_their_own_points() -> None:
     assert any(not torch.equal(a.train, b.train) for a, b in zip(half, other, strict=True))
     assert thin(splits, 1.0, seed=0) is splits
     assert all(len(one.train) == 1 for one in thin(splits, 1e-9, seed=0))
+
+
+@given(SEEDS, st.sampled_from([0.1, 0.25, 0.35, 0.5, 0.9]))
+@settings(max_examples=20, deadline=None)
+def test_a_share_of_each_client_is_held_out(seed: int, share: float) -> None:
+    """Within one point per client and per class, and disjoint from what is trained on."""
+    dataset = pool("other", 30, classes=3)
+    splits = split("iid", dataset, 3, seed, share)
+    check_laws(splits, dataset, 3)
+    for one in splits:
+        held, every = len(one.test), len(one.test) + len(one.train)
+        assert abs(held - share * every) <= 1
+        for label in range(3):
+            mine = int((dataset.y[one.test] == label).sum())
+            of = mine + int((dataset.y[one.train] == label).sum())
+            assert abs(mine - share * of) <= 1
+
+
+def test_the_default_share_is_a_fifth_as_ever_and_none_keeps_all() -> None:
+    dataset = pool("other", 30, classes=3)
+    assert same(split("iid", dataset, 3, 4, 0.2), split("iid", dataset, 3, 4))
+    whole = split("iid", dataset, 3, 4, 0.0)
+    assert [len(one.test) for one in whole] == [0, 0, 0]
+    assert sum(len(one.train) for one in whole) == 90
+
+
+def test_a_client_keeps_points_to_train_on() -> None:
+    dataset = Dataset("few", torch.zeros(9, 1), torch.arange(9) % 2, 2)
+    for one in split("iid", dataset, 3, 0, 0.95):
+        assert len(one.train) >= 2
+
+
+@pytest.mark.parametrize(("name", "spec"), [("mnist", "shards-small"), ("marked", "iid")])
+def test_data_with_test_points_of_their_own_take_no_share(name: str, spec: str) -> None:
+    dataset = pool("mnist", 3000) if name == "mnist" else pool(name, 30)
+    if name == "marked":
+        dataset = dataset._replace(held_out=torch.arange(300) % 4 == 0, keep_split=True)
+    with pytest.raises(UserError, match=r"test_fraction is 0.1, but .* has test points of its own"):
+        split(spec, dataset, 2, 0, 0.1)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from commands import SMALL, corefed
 from federation_calls import Call
+from torch import Tensor, nn
 
 from corefed import Federation, train
 from corefed.base.errors import UserError
@@ -438,7 +439,7 @@ def test_networks_that_cannot_be_used(nets: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mpl", "cnm", "nets", "nets:", ":make", "../nets:make", "a b:c"])
 def test_text_that_names_no_network(name: str) -> None:
-    with pytest.raises(UserError, match=r"must be auto, mlp, cnn, or package.module:factory"):
+    with pytest.raises(UserError, match=r"must be auto, mlp, cnn, .*or package.module:factory"):
         config.resolve(flags={"model": name})
 
 
@@ -632,3 +633,36 @@ def test_client_toml_lists_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert ClientFolder.read(tmp_path).settings().model == ""
     (tmp_path / "client.toml").write_text(f'{text}model = "own_trace:make"\n')
     assert ClientFolder.read(tmp_path).settings().model == "own_trace:make"
+
+
+# Where posteriors start
+
+
+class Mixed(nn.Module):
+    """Layers as torch draws them, one that the factory sets, one that is trained already."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.drawn, self.norm = nn.Linear(inputs, 40), nn.LayerNorm(40)
+        self.set, self.known = nn.Linear(40, 40), nn.Linear(40, 40)
+        nn.init.xavier_normal_(self.set.weight)
+        g = torch.Generator().manual_seed(7)
+        bound = 40**-0.5
+        self.known.weight.data = (2 * torch.rand(40, 40, generator=g) - 1) * bound
+        self.last = nn.Linear(40, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.drawn(x).relu())
+        output: Tensor = self.last(self.known(self.set(h).relu()).relu())
+        return output
+
+
+def test_weights_of_torchs_default_size_start_at_hes() -> None:
+    model = own.build("a:b", (20,), Categorical(3), memory_mb=100, batch=8, factory=Mixed)
+    g = torch.Generator().manual_seed(3)
+    seed = int(torch.randint(1 << 62, (), generator=torch.Generator().manual_seed(3)))
+    made = own.make_module(Mixed, own.Point("a:b", (20,), 3), seed)
+    parts = model.init(g, 0.1).split([p.numel() for p in made.parameters()])
+    for (name, p), part in zip(made.named_parameters(), parts, strict=True):
+        factor = 6**0.5 if name in ("drawn.weight", "last.weight") else 1.0
+        torch.testing.assert_close(part, factor * p.detach().reshape(-1), msg=name)

@@ -75,8 +75,16 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "bnfed": [{"sigma": 0.3, "initial": "shared"}, {"sigma": 0.1, "growth": 1}],
     "random-subset": [{"redraw_every": 2}, {"base": "fedavg", "redraw_every": 3}],
-    "pfedme": [{"inner_steps": 2, "beta": 0.5, "penalty": 5.0}],
-    "per-fedavg": [{"variant": "hf", "beta": 0.1, "adapt_steps": 3}],
+    "fedavg": [{"optimizer": "momentum", "learning_rate": 0.01}],
+    "independent": [{"optimizer": "adam", "learning_rate": 0.005}],
+    "pfedme": [
+        {"inner_steps": 2, "beta": 0.5, "penalty": 5.0},
+        {"optimizer": "adam", "personal_rate": 0.005},
+    ],
+    "per-fedavg": [
+        {"variant": "hf", "beta": 0.1, "adapt_steps": 3},
+        {"optimizer": "adam", "beta": 0.005},
+    ],
     "coreset-pfedbayes": [
         {"check_every": 2, "refresh_every": 3},
         {"pool": 0.7, "around": "path", "moved": 0.01, "refresh_every": 2},

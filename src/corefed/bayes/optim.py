@@ -12,15 +12,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam as torch_adam
 
+from corefed.base.errors import UserError
 from corefed.base.types import Tree
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # Kingma and Ba (2015), as in torch.optim.Adam
+MOMENTUM = 0.9
+LARGEST_ADAM = 0.05
+"""Rate of Adam above which a network's initial weights, of about 0.1, are lost in two steps."""
+
+Rule = Literal["sgd", "momentum", "adam"]
+"""Of methods that train weights and no posterior."""
 
 
 class Optimizer(NamedTuple):
@@ -83,6 +90,36 @@ def sgd(learning_rate: float | Tensor) -> Optimizer:
         return {"step": torch.zeros(p.shape[0], dtype=torch.float64, device=p.device)}
 
     return Optimizer(init, update)
+
+
+def momentum(learning_rate: float | Tensor) -> Optimizer:
+    """Heavy-ball momentum as in torch.optim.SGD: m <- 0.9 m + gradient, p <- p - rate m."""
+
+    def update(p: Tensor, gradient: Tensor, state: Tree) -> None:
+        descend(p, state["m"].mul_(MOMENTUM).add_(gradient), learning_rate)
+
+    return Optimizer(lambda p: {"m": torch.zeros_like(p)}, update)
+
+
+def of_weights(name: str, learning_rate: float | Tensor, scale: Tensor | None) -> Optimizer:
+    """The rule of a method that trains weights and no posterior; sgd keeps nothing.
+
+    Adam has the `scale` of the Bayesian methods' Adam, so that a comparison is of methods.
+    """
+    if name == "adam":
+        return adam(learning_rate, scale)
+    if name == "momentum":
+        return momentum(learning_rate)
+    return Optimizer(lambda p: {}, lambda p, gradient, state: descend(p, gradient, learning_rate))
+
+
+def refuse_large_steps(name: str, setting: str, rate: float) -> None:
+    """Adam moves every weight by about its rate, however small the gradient."""
+    if name == "adam" and rate > LARGEST_ADAM:
+        raise UserError(
+            f"{setting} is {rate:g} with optimizer=adam, which moves every weight by about that in "
+            f"each step; take {LARGEST_ADAM:g} or less, such as {setting}=0.005."
+        )
 
 
 OPTIMIZERS: dict[str, Callable[[float | Tensor], Optimizer]] = {"adam": adam, "sgd": sgd}

@@ -23,7 +23,7 @@ from corefed.data.clients import FederatedData
 from corefed.data.columns import Layout
 from corefed.data.dataset import Dataset
 from corefed.data.partition import Split
-from corefed.settings.run import MEMORY, Run
+from corefed.settings.run import MEMORY, Run, default_scale
 
 Array = npt.NDArray[Any]
 Clients = Mapping[Any, Sequence[Any]]
@@ -114,7 +114,7 @@ def federate(pool: GivenPoints, run: Run, fraction: float) -> FederatedData:
     """The clients of all seeds, stacked."""
     scale = run.scale
     if scale == "auto":
-        scale = "standard" if run.model == "cnn" else "unit"
+        scale = default_scale(run.model)
     bound = max(1, run.memory_mb // len(run.seeds))
     names = list(pool.dataset.group_names)
     many = []

@@ -84,8 +84,13 @@ def _named(spec: str, dataset: Dataset) -> bool:
     return spec == "natural" and bool(dataset.group_names)
 
 
-def split(spec: str, dataset: Dataset, clients: int, seed: int) -> list[Split]:
-    """Split `dataset` between `clients`; the same arguments give the same split."""
+def split(
+    spec: str, dataset: Dataset, clients: int, seed: int, test: float = 1 / TEST_STRIDE
+) -> list[Split]:
+    """Split `dataset` between `clients`; the same arguments give the same split.
+
+    `test` is the share of each client's points that are held out, where none are marked.
+    """
     name, *arguments = spec.split(":")
     if name not in SPECS:
         hint = did_you_mean(name, SPECS, written=SPECS)
@@ -109,6 +114,11 @@ def split(spec: str, dataset: Dataset, clients: int, seed: int) -> list[Split]:
 
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([_PURPOSE, seed])))
     pool = _pool(dataset, name)
+    if test != 1 / TEST_STRIDE and (name.startswith("shards-") or pool.held_out is not None):
+        whose = f"partition {name}" if name.startswith("shards-") else dataset.name
+        raise UserError(
+            f"test_fraction is {test:g}, but {whose} has test points of its own; leave it out."
+        )
     if name.startswith("shards-"):
         parts = partitioners.shards(name, _shard_counts(name, dataset.name), pool, clients, rng)
         return [_as_split(train, test) for train, test in zip(*parts, strict=True)]
@@ -140,7 +150,7 @@ def split(spec: str, dataset: Dataset, clients: int, seed: int) -> list[Split]:
                 f"{dataset.name}; it needs {MINIMUM_TRAIN} to train on and {MINIMUM_TEST} to test. "
                 "Use fewer clients."
             )
-    return [_train_and_test(piece, pool, cap, rng) for piece in pieces]
+    return [_train_and_test(piece, pool, cap, rng, test) for piece in pieces]
 
 
 def notes(spec: str, splits: list[Split], dataset: Dataset) -> list[str]:
@@ -273,12 +283,12 @@ def _natural(dataset: Dataset, clients: int) -> list[Indices]:
 
 
 def _train_and_test(
-    points: Indices, pool: Pool, cap: int | None, rng: np.random.Generator
+    points: Indices, pool: Pool, cap: int | None, rng: np.random.Generator, test: float
 ) -> Split:
     """Hold out every fifth of the shuffled points sorted by label, which stratifies them.
 
-    The offset is random, so that points of rare labels can be test points too. Test points that the
-    data mark are used instead where there are any.
+    The offset is random, so that points of rare labels can be test points too. Another share is as
+    evenly spaced. Test points that the data mark are used instead where there are any.
     """
     if pool.held_out is not None:
         is_test = pool.held_out[points]
@@ -286,7 +296,12 @@ def _train_and_test(
         points = rng.permutation(points)
         points = points[np.argsort(pool.labels[points], kind="stable")]
         is_test = np.zeros(len(points), dtype=bool)
-        is_test[rng.integers(min(TEST_STRIDE, len(points))) :: TEST_STRIDE] = True
+        if test == 1 / TEST_STRIDE:
+            is_test[rng.integers(min(TEST_STRIDE, len(points))) :: TEST_STRIDE] = True
+        else:
+            places = np.floor(rng.random() + test * np.arange(len(points) + 1))
+            is_test = np.diff(places) > 0
+            is_test[-MINIMUM_TRAIN:] &= (~is_test).sum() >= MINIMUM_TRAIN
     train = points[~is_test]
     if cap is not None:
         own = pool.labels[train]

@@ -23,7 +23,7 @@ from corefed.federation.rules import Rules
 from corefed.federation.told import Told
 from corefed.federation.waiting import Strikes
 from corefed.settings import config
-from corefed.settings.run import OWN_NOISE, Experiment, Noise, Run, Scaling
+from corefed.settings.run import OWN_NOISE, Experiment, Noise, Run, Scaling, default_scale
 
 AGREEMENT = "agreement.json"
 
@@ -203,5 +203,5 @@ def _model(wanted: Experiment, shape: Sequence[int]) -> str:
 
 def _scale(wanted: Experiment, model: str, tables: bool) -> Scaling:
     if wanted.run.scale == "auto":
-        return "features" if tables else "standard" if model == "cnn" else "unit"
+        return "features" if tables else default_scale(model)
     return wanted.run.scale

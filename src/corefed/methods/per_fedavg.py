@@ -53,6 +53,9 @@ class Config:
     """Step size that makes a model personal (alpha), in training and at evaluation."""
     beta: LearningRate = 0.14
     """Step size of the shared model's training (beta), as FedAvg's."""
+    optimizer: optim.Rule = "sgd"
+    """Update rule of the shared model's training, restarted in each round; a step that makes a
+    model personal is always plain. momentum needs about a tenth of sgd's beta, adam 0.005."""
     delta: Positive = 1.0
     """Distance at which variant hf takes its two gradients, in steps of size alpha."""
     adapt_steps: PositiveInt = 1
@@ -61,18 +64,24 @@ class Config:
     """Standard deviation of the initial weights of an MLP, as those of the Bayesian methods."""
 
 
+def check(config: Config) -> None:
+    optim.refuse_large_steps(config.optimizer, "beta", config.beta)
+
+
 def build(config: Config, model: Model) -> Method:
+    rule = optim.of_weights(config.optimizer, config.beta, model.scale())
     batches = {"hf": 3, "fo": 2}[config.variant]
 
     def init_server(streams: Streams) -> Tree:
         return {"w": model.init(streams.generators("init")[0], config.initial_std)}
 
     def begin(broadcast: Tree, private: Tree, data: ClientData, streams: Streams) -> Tree:
-        return {"w": broadcast["w"].clone()}
+        w = broadcast["w"].clone()
+        return {"w": w, **rule.init(w)}
 
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         loss, slope = meta_gradient(config, model, working["w"], parts(batch, batches))
-        optim.descend(working["w"], slope, config.beta)
+        rule.update(working["w"], slope, working)
         return working, {"loss": loss}
 
     def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
@@ -88,7 +97,7 @@ def build(config: Config, model: Model) -> Method:
         init_client=lambda broadcast, data: {"w": broadcast["w"].clone()},
         begin=begin,
         step=step,
-        end=lambda broadcast, working: ({"w": working["w"]}, working),
+        end=lambda broadcast, working: ({"w": working["w"]}, {"w": working["w"]}),
         aggregate=aggregate,
         models=models,
         predict=lambda tree, x, noise: predictive_at(model, tree["w"].unsqueeze(1), x),

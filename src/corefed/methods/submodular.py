@@ -37,6 +37,9 @@ class Config(fedavg.Config):
     """Memory bound of the selection of one client."""
 
 
+check = fedavg.check
+
+
 def build(objective: Objective, config: Config, model: Model, regulariser: float = 1.0) -> Method:
     def choose(data: ClientData, streams: Streams) -> Tensor:
         return diverse(data, objective, config, regulariser)

@@ -7,6 +7,7 @@ from corefed.methods import submodular
 from corefed.models.network import Model
 
 Config = submodular.Config
+check = submodular.check
 
 
 def build(config: Config, model: Model) -> Method:

@@ -19,5 +19,8 @@ class Config(submodular.Config):
     """lambda of log det(S + lambda I): the larger, the less similar points shut each other out."""
 
 
+check = submodular.check
+
+
 def build(config: Config, model: Model) -> Method:
     return submodular.build("logdet", config, model, config.regulariser)

@@ -5,7 +5,8 @@
 `inputs` is the number of features of a flat point, `shape` the shape of a point as the network sees
 it, `outputs` the number of classes or targets. The module maps [n, *shape] to [n, outputs], each
 point on its own. It is put into evaluation mode: a posterior over weights replaces dropout.
-Posteriors start at the weights that the factory makes. Buffers, and parameters that need no
+Posteriors start at the weights that the factory makes, those in torch's default size enlarged to
+He's (`_start`). Buffers, and parameters that need no
 gradient, never change.
 
 The factory's random numbers are seeded by the run's seed, so the same seed gives the same start.
@@ -44,13 +45,17 @@ from corefed.models.checks import (
 )
 from corefed.models.likelihood import Categorical, Likelihood
 from corefed.models.network import Model
+from corefed.models.series import SERIES
 
 Factory = Callable[..., object]
 
 COPIES = 8 * 2 * 4
 """Bytes per parameter in training: about eight copies of a mean and a deviation."""
 
-BUILT_IN = ("auto", "mlp", "cnn")
+HE = 6**0.5
+"""From the size of torch's initial weights, 1 / sqrt(3 inputs), to He's, sqrt(2 / inputs)."""
+
+BUILT_IN = ("auto", "mlp", "cnn", *SERIES)
 """Values of the setting `model` that are not the user's own code."""
 
 
@@ -87,8 +92,7 @@ def build(
         fresh = make_module(factory, point, seed)
         if _trained(fresh) != shapes:
             raise UserError(f"The model {name} has other parameters each time it is made.")
-        weights = [p.detach().reshape(-1) for p in fresh.parameters() if p.requires_grad]
-        return network.with_noise(torch.cat(weights), likelihood)
+        return network.with_noise(_start(fresh, module), likelihood)
 
     return model._replace(init=init, notes=_notes(name, module))
 
@@ -223,6 +227,38 @@ def _arguments(factory: Factory, point: Point) -> dict[str, object]:
                 "and outputs by keyword, so give others a default."
             )
     return taken
+
+
+def _start(fresh: nn.Module, other: nn.Module) -> Tensor:
+    """The trained weights [P] of a module; `other` is one of another seed.
+
+    torch draws the weights of its layers uniformly within 1 / sqrt(inputs). Through ReLUs that
+    leaves a sixth of the signal's variance per layer: a posterior that starts there learns slowly
+    and is unsure of itself for long. Such weights are enlarged to He's, N(0, 2 / inputs) in size.
+    Weights that the factory sets itself, and those that are the same for every seed (trained
+    before), stay as they are.
+    """
+    layers = {
+        f"{name}.weight".lstrip(".")
+        for name, layer in fresh.named_modules()
+        if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd)
+    }
+    others, parts = dict(other.named_parameters()), []
+    for name, p in fresh.named_parameters():
+        if p.requires_grad:
+            value = p.detach().reshape(-1)
+            drawn = name in layers and not torch.equal(p, others[name]) and _as_torch_draws(p)
+            parts.append(value * HE if drawn else value)
+    return torch.cat(parts)
+
+
+def _as_torch_draws(weight: Tensor) -> bool:
+    """Uniform within 1 / sqrt(inputs), as far as so many numbers show."""
+    bound = weight[0].numel() ** -0.5
+    spread = float(weight.detach().square().mean().sqrt()) * 3**0.5 / bound
+    # The standard error of the mean square of m uniform numbers is sqrt(4 / 5 m) of it.
+    close = abs(spread - 1) < 0.05 + 2 / weight.numel() ** 0.5
+    return bool((weight.abs() <= bound).all()) and close
 
 
 def _trained(module: nn.Module) -> dict[str, torch.Size]:

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from corefed.base.errors import UserError, did_you_mean
 from corefed.methods import registry
-from corefed.settings import fields, toml
+from corefed.settings import class_weights, fields, toml
 from corefed.settings.fields import Setting, from_flat, list_settings, to_flat
-from corefed.settings.run import MEMORY, OWN, OWN_NOISE, Experiment, Noise, Run
+from corefed.settings.run import MEMORY, MODELS, OWN, OWN_NOISE, Experiment, Noise, Run
 from corefed.settings.values import parse, to_toml_value
 
 CORESET = "coreset"
@@ -95,6 +95,7 @@ def check(experiment: Experiment) -> None:
     if not run.client_column:  # otherwise their number is known once they are read
         check_cohort(run.cohort, run.clients)
     check_model(run.model)
+    class_weights.check(run.class_weights)
     own = getattr(registry.module(run.method), "check", None)
     if own is not None:
         own(experiment.settings)
@@ -107,7 +108,7 @@ def check_cohort(cohort: int, clients: int) -> None:
 
 def check_model(model: str) -> None:
     """Refuse a text that names no network; nothing is imported."""
-    known = ("auto", "mlp", "cnn")
+    known = MODELS
     if model in (*known, MEMORY) or re.fullmatch(rf"{_DOTTED}:{_DOTTED}", model):
         return
     hint = did_you_mean(model, known)

@@ -42,6 +42,17 @@ OWN_NOISE = Noise(0.5, True)
 Scaling = Literal["auto", "unit", "standard", "features", "client"]
 Embedding = Literal["auto", "efficientnet-lite0", "resnet18", "none"]
 
+MODELS = ("auto", "mlp", "cnn", "lstm", "gru", "cnn1d", "transformer")
+"""Values of `model` that are not the user's own code."""
+
+
+def default_scale(model: str) -> Scaling:
+    """What scale=auto means for points that are no rows of a table, by the network."""
+    if model in MODELS[3:]:
+        return "features"  # channels of a series have units of their own
+    return "standard" if model == "cnn" else "unit"
+
+
 CHANNELS = Range(lambda v: len(v) > 0 and min(v) >= 1, "one or more widths of at least 1")
 WIDTHS = Range(lambda v: all(w >= 1 for w in v), "widths of at least 1")
 SHARE = Range(lambda v: 0 <= v < 1, "0 or more and below 1")
@@ -101,6 +112,10 @@ class Run:
     run may have more rounds, but keeps its plan."""
     warmup: Annotated[NotNegativeInt, Unit("rounds")] = 0
     """First rounds, in which learning rates rise to their values."""
+    test_fraction: Annotated[float, SHARE] = 0.2
+    """Share of each client's points that are held out for testing, where the data or the partition
+    have no test points of their own; 0 trains on all, once settings are chosen, and tests nothing.
+    """
     validation: Annotated[float, SHARE] = 0.0
     """Share of each client's training points that it does not train on, but is validated on:
     what settings are chosen by. Test points are never used for that."""
@@ -114,13 +129,18 @@ class Run:
     cohort: NotNegativeInt = 0
     """Clients drawn for each round (S); 0 takes all."""
     model: str = "auto"
-    """The network: mlp (fully connected), cnn (convolutional), or one of your own by
-    package.module:factory; auto is cnn for CIFAR-10 and for folders of images that are not
-    embedded."""
+    """The network: mlp (fully connected), cnn (convolutional, for images), lstm, gru, cnn1d or
+    transformer (for series: columns are steps), or one of your own by package.module:factory; auto
+    is cnn for CIFAR-10 and for folders of images that are not embedded, else mlp."""
     channels: Annotated[tuple[int, ...], CHANNELS] = (32, 64, 64)
-    """Channels of a cnn's convolutions, each followed by pooling."""
+    """Channels of the convolutions of a cnn or cnn1d, each followed by pooling."""
     hidden: Annotated[tuple[int, ...], WIDTHS] = (100,)
-    """Widths of the hidden layers, in a cnn those after the convolutions; empty: none."""
+    """Widths of the hidden layers, in a cnn or cnn1d those after the convolutions; empty: none.
+    lstm, gru: one recurrent layer per width. transformer: one block per width, all the same."""
+    class_weights: str = "none"
+    """Classification: weight of a point in the likelihood by its class. balanced: in inverse
+    proportion to the number of training points of the class, over all clients; or numbers,
+    such as 1,5, in the order of the classes. Probabilities shift with the weights."""
     noise: Positive = 1.0
     """Regression: standard deviation of the targets' noise, or where learning starts from; of
     tables and .npz, whose targets are standardised, in standard deviations of the target."""

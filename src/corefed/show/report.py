@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import textwrap
@@ -317,7 +318,7 @@ def _rounds(summary: dict[str, Any]) -> str:
 
 def _cell(metrics: dict[str, Any], name: str, *, spread: bool = True) -> str:
     """mean ± std, accuracies in percent; a dash where a run has no such metric."""
-    if name not in metrics:
+    if name not in metrics or math.isnan(metrics[name]["mean"]):  # also without test points
         return "-"
     factor, digits = _scale(name)
     mean = f"{factor * metrics[name]['mean']:.{digits}f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isnan
 from typing import Any
 
 from corefed.base.progress import bars
@@ -32,7 +33,10 @@ def _numbers(line: dict[str, Any]) -> dict[str, str]:
     numbers = {"loss": f"{_mean(line['loss']):.3f}"} if None not in line["loss"] else {}
     metrics = line.get("metrics", {})
     model = main_model(metrics)
-    if f"{model}_accuracy" in metrics:
+    untested = "loss" in numbers and any(isnan(_mean(each)) for each in metrics.values())
+    if untested:
+        numbers["untested"] = "(no test points)"
+    elif f"{model}_accuracy" in metrics:
         numbers[model] = f"{100 * _mean(metrics[f'{model}_accuracy']):.1f} %"
     elif f"{model}_rmse" in metrics:
         numbers["RMSE"] = f"{_mean(metrics[f'{model}_rmse']):.3f}"

@@ -25,8 +25,10 @@ from corefed.models import cnn, own
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.models.network import PIXELS, STANDARDISED, Model, mlp
 from corefed.models.own import Factory
+from corefed.models.series import SERIES, Series
+from corefed.settings import class_weights
 from corefed.settings.config import check_cohort
-from corefed.settings.run import MEMORY, OWN, Experiment, Run
+from corefed.settings.run import MEMORY, OWN, Experiment, Run, default_scale
 from corefed.training import compiling, local, others, storing, variants
 from corefed.training.compiled import Steps
 from corefed.training.store import Start, Store
@@ -88,7 +90,7 @@ def concrete(experiment: Experiment) -> Experiment:
     # accuracy of 67 % after 15 rounds with pixels centred and scaled, 59 % without.
     scale = run.scale
     if scale == "auto":
-        scale = "standard" if model == "cnn" else "unit"
+        scale = default_scale(model)
         if run.data.startswith("table:") or (arrays is not None and len(arrays.shape) == 1):
             scale = "features"
     return dataclasses.replace(
@@ -132,6 +134,11 @@ def prepare(
     clients = len(data.names) // len(run.seeds)
     if clients != run.clients:  # they come from a column
         run = dataclasses.replace(run, clients=clients)
+        experiment = dataclasses.replace(experiment, run=run)
+    if run.class_weights == class_weights.BALANCED and data.classes:
+        of_real = data.train.y[data.train.weight > 0]
+        balanced = class_weights.balance(of_real.bincount(minlength=data.classes).tolist())
+        run = dataclasses.replace(run, class_weights=balanced)
         experiment = dataclasses.replace(experiment, run=run)
     here = share(clients) if share is not None else range(clients)
     data = (data if len(here) == clients else data.part(here)).to(device)
@@ -200,7 +207,9 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
             dataset = pool(run, spec, seed, download=download)
         count = partition.client_count(spec, dataset, run.clients)
         check_cohort(run.cohort, count)
-        splits = partition.thin(partition.split(spec, dataset, count, seed), run.keep, seed)
+        splits = partition.thin(
+            partition.split(spec, dataset, count, seed, run.test_fraction), run.keep, seed
+        )
         splits = held_out.with_validation(dataset, splits, run.validation, seed)
         names = partition.client_names(spec, dataset, count)
         data = federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
@@ -211,6 +220,12 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
             notes = (*notes, *validation.find_warnings(dataset), *hints.find(dataset, splits))
         if seed == run.seeds[0] and run.data.startswith((*OWN, *datasets.IMAGES)):
             data = data._replace(fingerprint=fingerprint.of(dataset))
+        if run.test_fraction == 0:
+            notes = (
+                *notes,
+                "test_fraction is 0: all points are trained on, so nothing says how good these "
+                "models are but the run that the settings were chosen by.",
+            )
         if count != run.clients != Run.clients:
             notes = (*notes, f"clients is {run.clients}, but the data have {count}: all take part.")
         many.append(data._replace(notes=notes))
@@ -271,7 +286,12 @@ def network(
     A user's own is made by `factory`; without it, code that the run names is refused.
     """
     noise = run.noise, run.learn_noise
-    likelihood: Likelihood = Categorical(classes) if classes else Gaussian(targets, *noise)
+    weights = class_weights.weights(run.class_weights, classes)
+    likelihood: Likelihood = (
+        Categorical(classes, weights=weights) if classes else Gaussian(targets, *noise)
+    )
+    if factory is None and run.model in SERIES:
+        factory = Series(run.model, run.channels, run.hidden)
     if factory is None and own.is_own(run.model):
         own.refuse_unnamed(run.model)
     if factory is not None:

@@ -19,6 +19,7 @@ FILE = "estimator.json"
 FROM_FIT = {
     *("data", "classes", "embedding", "bad_images", "target", "client_column", "categorical"),
     *("ignore", "missing", "smallest_client", "partition", "clients", "keep", "data_dir"),
+    "test_fraction",
 }
 """Settings that follow from the arguments of `fit`."""
 

@@ -19,6 +19,7 @@ from corefed.base.types import Tree
 from corefed.models import cnn
 from corefed.models.checks import Point
 from corefed.models.own import Factory, make_module
+from corefed.models.series import SERIES, Series
 from corefed.settings.run import Run
 
 
@@ -84,6 +85,14 @@ def network(
         module = make_module(factory, point, seed=0)
         path, _, name = run.model.partition(":")
         code = f"import {path}\n\nnetwork = {path}.{name}(...)  # as it was trained"
+        return ExportedNetwork(module, code)
+    if run.model in SERIES:
+        series = Series(run.model, run.channels, run.hidden)
+        module = make_module(series, Point(run.model, tuple(shape), outputs), seed=0)
+        code = (
+            "from corefed.models.series import Series\n\n"
+            f"network = {series!r}({list(shape)!r}, {outputs})"
+        )
         return ExportedNetwork(module, code)
     hidden = [growth * width for width in run.hidden]
     if run.model == "cnn":
