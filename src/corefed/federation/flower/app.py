@@ -45,6 +45,7 @@ def answer_message(message: Message, settings: ClientSettings) -> Message:
 
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
+    from corefed.base.locks import exclusively
     from corefed.federation import server  # torch takes a second
     from corefed.federation.flower.link import FlowerLink, bounded_pulls
     from corefed.federation.operate import folder
@@ -54,5 +55,5 @@ def _main(grid: Grid, context: Context) -> None:
     link = FlowerLink(
         grid, here.keys(), here.rules.max_message_mb, here.bound_messages, here.turned_away
     )
-    with folder.exclusively(path), bounded_pulls(link):
+    with exclusively(path), bounded_pulls(link):
         server.federate(path, here.clients, here.rules, link)

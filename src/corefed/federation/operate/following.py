@@ -15,10 +15,11 @@ from typing import Any
 
 from corefed.base import files
 from corefed.base.errors import INTERRUPTED, UserError
+from corefed.base.locks import is_locked, locked_since
 from corefed.federation import events
 from corefed.federation.operate import control, processes
 from corefed.federation.operate.creating import as_federated
-from corefed.federation.operate.folder import ServerFolder, is_locked, locked_since
+from corefed.federation.operate.folder import ServerFolder
 from corefed.federation.operate.processes import LINK, say
 from corefed.federation.protocol import check_run
 from corefed.settings.config import resolve

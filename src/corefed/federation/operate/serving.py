@@ -14,9 +14,10 @@ from pathlib import Path
 from urllib.request import getproxies, proxy_bypass
 
 from corefed.base.errors import UserError
+from corefed.base.locks import exclusively
 from corefed.federation.operate import processes, registering
 from corefed.federation.operate.certificates import days_left
-from corefed.federation.operate.folder import ClientFolder, ServerFolder, exclusively
+from corefed.federation.operate.folder import ClientFolder, ServerFolder
 from corefed.federation.operate.processes import Program, say
 
 START = 90.0
