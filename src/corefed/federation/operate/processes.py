@@ -28,7 +28,7 @@ from importlib.util import find_spec
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from corefed.base import files, machine
 from corefed.base.errors import UserError
@@ -57,6 +57,32 @@ def say(text: str) -> None:
 def require_flower() -> None:
     if find_spec("flwr") is None:
         raise UserError("Federations need Flower: pip install 'corefed[flower]'.")
+
+
+class Part(NamedTuple):
+    """A program that a server or a client consists of; `Program` runs it."""
+
+    name: str
+    command: list[str]
+    environment: Mapping[str, str]
+    log: Path
+
+
+def server_parts(server: ServerFolder) -> list[Part]:
+    """What a server consists of, in the order of starting.
+
+    Each part can be started again by itself, with the same command: ports and secrets are chosen
+    when the list is made.
+    """
+    log = server.path / "flower" / "server.log"
+    return [Part("superlink", superlink_command(server), server_environment(server), log)]
+
+
+def client_parts(client: ClientFolder, data: str, device: str | None) -> list[Part]:
+    """What a client consists of, as for a server."""
+    log = client.path / "flower" / "client.log"
+    environment = client_environment(client, data, device)
+    return [Part("supernode", supernode_command(client), environment, log)]
 
 
 def superlink_command(server: ServerFolder) -> list[str]:
