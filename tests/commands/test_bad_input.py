@@ -241,4 +241,6 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     begun.mkdir()
     with locks.exclusively(begun):
         beside = run(begun)
-    assert_refused(beside, begun / record.EXPERIMENT, "Another process is at work")
+    assert beside.code == 2
+    assert "Another process is at work" in beside.err
+    assert not record.begun(begun)

@@ -163,6 +163,7 @@ class Program:
         say(f"$ {shlex.join(command)}")
         self.log = log
         self.last: deque[str] = deque(maxlen=20)
+        self.broken = False  # a thread of it ended by an error
         self.process = subprocess.Popen(
             command,
             env=dict(environment),
@@ -177,16 +178,22 @@ class Program:
     def _read(self) -> None:
         assert self.process.stdout is not None
         log = logging.Logger("flower")
-        log.addHandler(
-            RotatingFileHandler(self.log, maxBytes=LOG_BYTES, backupCount=LOG_FILES, delay=True)
+        handler = RotatingFileHandler(
+            self.log, maxBytes=LOG_BYTES, backupCount=LOG_FILES, delay=True
         )
-        for raw in self.process.stdout:
-            line = raw.decode(errors="replace").rstrip("\n")
-            plain = COLOURS.sub("", line)
-            self.last.append(plain)
-            log.info("%s", plain)
-            with suppress(OSError, ValueError):  # nobody may be listening any more
-                say(line if sys.stderr.isatty() else plain)
+        handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk
+        log.addHandler(handler)
+        with self.process.stdout as output:
+            for raw in output:
+                line = raw.decode(errors="replace").rstrip("\n")
+                plain = COLOURS.sub("", line)
+                self.last.append(plain)
+                self.broken = self.broken or plain.startswith("Exception in thread ")
+                log.info("%s", plain)
+                with suppress(OSError, ValueError):  # nobody may be listening any more
+                    say(line if sys.stderr.isatty() else plain)
+        with suppress(OSError):
+            handler.close()
 
     def running(self) -> bool:
         return self.process.poll() is None
