@@ -16,6 +16,7 @@ from corefed.base.errors import UserError
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     taken = pytest.raises(UserError, match="Another process is at work")
     assert not locks.is_locked(tmp_path)
+    assert not (tmp_path / locks.LOCK).exists()
     with locks.exclusively(tmp_path), taken, locks.exclusively(tmp_path):
         pass
     with locks.exclusively(tmp_path):

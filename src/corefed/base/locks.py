@@ -55,7 +55,9 @@ def made_exclusively(path: Path, hint: str) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process works in a folder."""
+    """Whether a process works in a folder; a look leaves no trace."""
+    if not (path / LOCK).exists():
+        return False
     handle = _take(path)
     if handle is None:
         return True

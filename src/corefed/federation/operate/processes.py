@@ -48,6 +48,8 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOG_BYTES, LOG_FILES = 10_000_000, 3
 GRACE = 8.0
 """Seconds a program has to end before it is killed."""
+PATIENCE = 60.0
+"""Seconds that a command of Flower's has to answer; one of a frozen server never would."""
 
 
 def say(text: str) -> None:
@@ -228,16 +230,25 @@ def run_flwr(server: ServerFolder, *arguments: str, quiet: bool = False) -> dict
     if not quiet:
         say(f"$ {shlex.join(['flwr', *command[-len(arguments) - 2 :]])}")
     environment = server_environment(server)
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
+    words = f"`flwr {' '.join(arguments[:2])}`"
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=PATIENCE,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"{words} did not end within {PATIENCE:.0f} s.") from error
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         answer = {"success": False, "error-message": done.stderr or done.stdout}
     if not answer.get("success"):
-        words = COLOURS.sub("", str(answer.get("error-message", ""))).split()
-        raise UserError(f"`flwr {' '.join(arguments[:2])}` failed: {' '.join(words)}")
+        reason = COLOURS.sub("", str(answer.get("error-message", ""))).split()
+        raise UserError(f"{words} failed: {' '.join(reason)}")
     return answer
 
 
