@@ -17,7 +17,7 @@ from corefed.base.errors import UserError
 from corefed.federation.operate import processes, registering
 from corefed.federation.operate.certificates import days_left
 from corefed.federation.operate.folder import ClientFolder, ServerFolder, exclusively
-from corefed.federation.operate.processes import Program, say
+from corefed.federation.operate.processes import Part, Program, say
 
 START = 90.0
 """Seconds SuperLink has to answer; importing Flower on a busy machine takes some."""
@@ -42,23 +42,31 @@ def serve(directory: Path) -> int:
     with exclusively(server.path), processes.catch_stop_signals() as stop_signal:
         processes.refuse_taken_port(server.own_address)
         processes.prepare_home(server.path, server)
-        log = server.path / "flower" / "server.log"
-        program = Program(
-            processes.superlink_command(server), processes.server_environment(server), log
-        )
+        programs = _start(processes.server_parts(server))
         try:
-            processes.wait_for_answer(server, program, START, stop_signal)
-            return _keep_serving(server, program, stop_signal)
+            processes.wait_for_answer(server, programs, START, stop_signal)
+            return _keep_serving(server, programs, stop_signal)
         finally:
-            program.stop()
+            _stop(programs)
 
 
-def _keep_serving(server: ServerFolder, program: Program, stop_signal: StopSignal) -> int:
+def _start(parts: list[Part]) -> list[Program]:
+    return [Program(part.command, part.environment, part.log) for part in parts]
+
+
+def _stop(programs: list[Program]) -> None:
+    for program in reversed(programs):
+        program.stop()
+
+
+def _keep_serving(server: ServerFolder, programs: list[Program], stop_signal: StopSignal) -> int:
     seen: dict[str, str] | None = None
     while stop_signal() is None:
-        if not program.running():
-            say(f"error: SuperLink ended; {program.log} has its output: {program.last_lines()}")
-            return 1
+        for program in programs:
+            if not program.running():
+                last = program.last_lines()
+                say(f"error: a program ended; {program.log} has its output: {last}")
+                return 1
         server = _reread(server)
         now = registering.key_digests(server)
         if now == seen:
@@ -99,13 +107,13 @@ def join(directory: Path, data: str, device: str | None) -> int:
     """Run SuperNode for a client's data; an exit code."""
     processes.require_flower()
     client = ClientFolder.read(directory)
-    environment = processes.client_environment(client, _absolute(data), device)
+    where = _absolute(data)
     with exclusively(client.path), processes.catch_stop_signals() as stop_signal:
-        check_data(environment)
+        check_data(processes.client_environment(client, where, device))
         processes.prepare_home(client.path)
         if not _reach(client, stop_signal):
             return _exit_code(stop_signal)
-        return _stay(client, environment, stop_signal)
+        return _stay(client, processes.client_parts(client, where, device), stop_signal)
 
 
 def check_data(environment: Mapping[str, str]) -> None:
@@ -148,19 +156,19 @@ def _reach(client: ClientFolder, stop_signal: StopSignal) -> bool:
     return False
 
 
-def _stay(client: ClientFolder, environment: Mapping[str, str], stop_signal: StopSignal) -> int:
+def _stay(client: ClientFolder, parts: list[Part], stop_signal: StopSignal) -> int:
     """Keep a SuperNode running. It ends when the server refuses it, or by a crash."""
-    log = client.path / "flower" / "client.log"
     refused_since: float | None = None
     short = 0
     while True:
         began = time.monotonic()
-        program = Program(processes.supernode_command(client), environment, log)
+        programs = _start(parts)
+        program = programs[0]
         try:
-            while stop_signal() is None and program.running():
+            while stop_signal() is None and all(each.running() for each in programs):
                 time.sleep(0.1)
         finally:
-            program.stop()
+            _stop(programs)
         if stop_signal() is not None:
             return _exit_code(stop_signal)
         if program.has_logged("Failed to activate"):
@@ -176,7 +184,7 @@ def _stay(client: ClientFolder, environment: Mapping[str, str], stop_signal: Sto
         elif time.monotonic() - began > QUICKLY:
             refused_since, short = None, 0
         elif short + 1 >= TRIES:
-            say(f"error: SuperNode ended; {log} has its output: {program.last_lines()}")
+            say(f"error: SuperNode ended; {program.log} has its output: {program.last_lines()}")
             return 1
         else:
             short += 1
