@@ -117,7 +117,7 @@ def test_a_run_whose_training_process_is_gone(server: ServerFolder, flower: dict
     with locks.exclusively(server.runs / "first"):
         pass  # it was there after the submission
     reason = follow(server)
-    assert "The training process is gone" in reason and "server.log" in reason
+    assert "The training process is gone" in reason and "executor.log" in reason
     assert flower["called"] == [("stop", "7", processes.LINK)]
     flower["answers"] = False
     assert "The training process is gone, and the server is not there" in follow(server)

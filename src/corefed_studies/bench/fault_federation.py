@@ -40,11 +40,9 @@ DISK = 64
 """MiB of a small disk."""
 
 ROLES = {
-    "engine.fence": "SuperLink",
+    "engine.stock": "SuperLink",
     "engine.gate": "gate",
-    "superlink": "SuperLink",
     "engine.node": "SuperNode",
-    "supernode": "SuperNode",
     "engine.warm": "executor",
     "engine.sandbox": "task",
 }
@@ -93,7 +91,7 @@ class Service:
 
     def processes(self) -> dict[str, int]:
         """Role -> process: the service itself, Flower's programs, the nursery and a task."""
-        table, found = read_processes(), {}
+        table, found = read_processes(), dict[str, int]()
         for depth, level in enumerate(generations(table, self.process.pid)):
             for process in level:
                 with suppress(OSError):

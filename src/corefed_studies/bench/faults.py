@@ -1,4 +1,4 @@
-"""`corefed bench faults`: what a real federation does when a part of it dies, freezes or is cut off.
+"""`corefed bench faults`: a real federation in which a part dies, freezes or is cut off.
 
 A small federation on the loopback (`fault_federation.py`) trains one run per fault. In the middle
 of its second round, one thing happens: a process is killed (kill -9) or frozen (SIGSTOP), a disk is
@@ -170,7 +170,7 @@ def measure(bed: Testbed, fault: Fault, name: str, wanted: Tree) -> dict[str, An
 
 @contextmanager
 def happening(bed: Testbed, fault: Fault) -> Iterator[None]:
-    """Let the fault happen, and undo what does not undo itself; at the latest when the block ends."""
+    """Let the fault happen, and undo what does not undo itself."""
     service = bed.service(fault.side)
     undo: Callable[[], None] = lambda: None  # noqa: E731
     seconds = 0.0

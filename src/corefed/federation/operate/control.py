@@ -81,7 +81,7 @@ def main() -> None:
 
     server = ServerFolder.from_environment()
     client = ControlHttpClient.from_server_address(
-        str(server.own_address),
+        str(processes.link_address(server)),
         insecure=False,
         root_certificates=(server.path / "ca.crt").read_bytes(),
         interceptors=[],

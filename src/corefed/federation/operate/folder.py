@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FEDERATION, CLIENT = "federation.toml", "client.toml"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
 HEARTBEAT = Range(lambda v: 10 <= v <= 1800, "between 10 and 1800")  # Flower's own
-LIMIT, REFUSED = "message_limit", "refused.jsonl"  # between the training and `fence.py`
+LIMIT, REFUSED = "message_limit", "refused.jsonl"  # between the training and `replies.py`
 
 
 @dataclass(frozen=True)

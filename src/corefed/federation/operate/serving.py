@@ -19,7 +19,7 @@ from corefed.federation.operate import clock, processes, registering
 from corefed.federation.operate.certificates import days_left
 from corefed.federation.operate.folder import ClientFolder, ServerFolder
 from corefed.federation.operate.processes import Program, say
-from corefed.federation.operate.supervising import EndedError, Supervisor, Watched, supervised
+from corefed.federation.operate.supervising import EndedError, Supervisor, supervised
 
 START = 90.0
 """Seconds SuperLink has to answer; importing Flower on a busy machine takes some."""
@@ -44,9 +44,9 @@ def serve(directory: Path) -> int:
     with exclusively(server.path), processes.catch_stop_signals() as stop_signal:
         processes.refuse_taken_port(server.own_address)
         processes.prepare_home(server.path, server)
-        answers = {"superlink": lambda: processes.is_answering(server, ANSWER)}
-        with supervised(processes.server_parts(server), answers) as supervisor:
-            _wait_for_answer(server, supervisor, stop_signal)
+        with supervised(processes.server_parts(server), _answers(server)) as supervisor:
+            # Nothing is started again yet: what fails at its first start needs the operator.
+            processes.wait_for_answer(server, supervisor.programs(), START, stop_signal)
             try:
                 return _keep_serving(server, supervisor, stop_signal)
             except EndedError as error:
@@ -54,29 +54,17 @@ def serve(directory: Path) -> int:
                 return 1
 
 
-def _wait_for_answer(server: ServerFolder, supervisor: Supervisor, stop_signal: StopSignal) -> None:
-    """Until the server answers for the first time or a signal asks to stop; otherwise a sentence.
+def _answers(server: ServerFolder) -> dict[str, Callable[[], bool]]:
+    """How to see that a part answers. The gate is asked only while SuperLink behind it does."""
+    link = processes.link_address(server)
 
-    Nothing is started again yet: what fails at its first start needs the operator.
-    """
-    until = time.monotonic() + START
-    while stop_signal() is None and not processes.is_answering(server):
-        ended = [each for each in supervisor.watched if not _runs(each)]
-        if ended or time.monotonic() > until:
-            worst = (ended or supervisor.watched)[0]
-            program = worst.program
-            what = "ended" if ended else "does not answer"
-            worst.end(gently=True)
-            last = program.last_lines() if program else ""
-            raise UserError(
-                f"{worst.part.name} at {server.own_address} {what}; {worst.part.log} has its "
-                f"output: {last}"
-            )
-        time.sleep(0.2)
+    def superlink() -> bool:
+        return processes.is_answering(server, ANSWER, link)
 
+    def gate() -> bool:
+        return processes.is_answering(server, ANSWER) or not superlink()
 
-def _runs(watched: Watched) -> bool:
-    return watched.program is not None and watched.program.running()
+    return {"superlink": superlink, "gate": gate}
 
 
 def _keep_serving(server: ServerFolder, supervisor: Supervisor, stop_signal: StopSignal) -> int:

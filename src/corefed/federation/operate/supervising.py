@@ -42,8 +42,9 @@ SOON, TRIES = 20.0, 6
 """A program that fails within this many seconds, so many times in a row, is given up."""
 PAUSE, LONGEST = 1.0, 20.0
 """Seconds before a program is started again: the first time, and at most."""
-GENERATIONS = {"superlink": 2, "supernode": 2}
-"""How deep below a program are processes that it needs. What is deeper does tasks."""
+GENERATIONS = {"executor": 1}
+"""How deep below a program are processes that it needs: of SuperExec, the nursery. What is deeper
+does tasks."""
 THREADS = ("supernode",)
 """Whose threads matter, and whose output is not that of tasks."""
 
@@ -137,7 +138,7 @@ class Watched:
             return "has lost a thread by an error"
         pid = self.program.process.pid
         levels = list(generations(table, pid)) if table else []
-        depth = GENERATIONS.get(self.part.name, 1)
+        depth = GENERATIONS.get(self.part.name, 0)
         trunk = [process for level in levels[: depth + 1] for process in level]
         tasks = [process for level in levels[depth + 1 :] for process in level]
         self._feel([*trunk, *tasks], elapsed)

@@ -82,7 +82,7 @@ class Vigil:
 
     def _give_up(self, answers: bool, begun: bool) -> None:
         what = "The training process is gone" if begun else "No process of the server began the run"
-        log = self.server.path / "flower" / "server.log"
+        log = self.server.path / "flower" / "executor.log"
         why = f"{what}; {log} may say why." if answers else f"{what}, and the server is not there."
         self.over = {"status": LOST, "details": why}
         if answers:  # or Flower would take it for running for another minute
