@@ -28,7 +28,7 @@ from corefed.federation.operate.supervising import generations, read_processes
 CLIENTS = ("alice", "bob", "carol")
 VICTIM = "bob"
 SETTINGS = (
-    "method=pfedbayes", "rounds=4", "local_steps=300", "hidden=16", "evaluate_every=4",
+    "method=pfedbayes", "rounds=4", "local_steps=100", "hidden=16", "evaluate_every=4",
     "evaluate_draws=3",
 )  # fmt: skip
 RULES = {"quorum": 1.0, "deadline": 25.0, "attempts": 10, "join_wait": 120.0}

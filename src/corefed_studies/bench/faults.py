@@ -68,10 +68,10 @@ def faults(scale: str, bed: Testbed) -> list[Fault]:
         for kind in ("killed", "frozen")
     ]
     return [
-        *found,
         Fault("server", "disk", "full"),
         Fault("client", "disk", "full"),
         Fault("client", "connection", "cut"),
+        *found,
     ]
 
 
@@ -93,15 +93,16 @@ def main(
     if not studies:
         found = study.about(NAME, scale, torch.device("cpu"))
         with TemporaryDirectory(prefix="corefed-faults-") as place:
-            found |= measure_all(scale, Path(place), console)
-        studies = [study.write(folder / f"{NAME}.json", found)]
+            for measured in measure_all(scale, Path(place), console):  # kept as it grows
+                studies = [study.write(folder / f"{NAME}.json", found | measured)]
     tables = [table(each) for each in studies]
     pages.put(folder, NAME, tables, marked)
     console.print(pages.markdown(tables), markup=False, soft_wrap=True)
     console.print(f"written to {page or folder / f'{NAME}.md'}")
 
 
-def measure_all(scale: str, place: Path, console: Console) -> dict[str, Any]:
+def measure_all(scale: str, place: Path, console: Console) -> Iterator[dict[str, Any]]:
+    """What was measured so far, after each fault."""
     rows: list[dict[str, Any]] = []
     with testbed(place) as bed, bars(console=console) as shown:
         bed.wait_ready()
@@ -120,8 +121,8 @@ def measure_all(scale: str, place: Path, console: Console) -> dict[str, Any]:
                 rows.append({**fault._asdict(), "outcome": "not tried: disks cannot be mounted"})
                 continue
             rows.append({**fault._asdict(), **measure(bed, fault, f"fault-{done}", wanted)})
-            console.print(str(rows[-1]), markup=False, soft_wrap=True)
-    return {"undisturbed_seconds": whole, "rows": rows}
+            console.print(outcome(rows[-1]), markup=False, soft_wrap=True)
+            yield {"undisturbed_seconds": whole, "rows": rows}
 
 
 def measure(bed: Testbed, fault: Fault, name: str, wanted: Tree) -> dict[str, Any]:

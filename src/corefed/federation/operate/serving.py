@@ -29,7 +29,7 @@ WARN_DAYS = 30
 REFUSED = 60.0
 """Seconds that a client keeps asking a server that refuses its key: it may soon be registered, or
 an earlier session may still have to expire."""
-ANSWER = 5.0
+ANSWER = 3.0
 """Seconds that SuperLink has for one answer, when it is watched."""
 
 StopSignal = Callable[[], "int | None"]  # the signal that asks to stop, if one came
@@ -56,13 +56,14 @@ def serve(directory: Path) -> int:
 
 def _answers(server: ServerFolder) -> dict[str, Callable[[], bool]]:
     """How to see that a part answers. The gate is asked only while SuperLink behind it does."""
-    link = processes.link_address(server)
+    link, last = processes.link_address(server), {"superlink": False}
 
     def superlink() -> bool:
-        return processes.is_answering(server, ANSWER, link)
+        last["superlink"] = processes.is_answering(server, ANSWER, link)
+        return last["superlink"]
 
     def gate() -> bool:
-        return processes.is_answering(server, ANSWER) or not superlink()
+        return not last["superlink"] or processes.is_answering(server, ANSWER)
 
     return {"superlink": superlink, "gate": gate}
 

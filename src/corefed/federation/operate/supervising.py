@@ -2,8 +2,8 @@
 
     ended      the program, or a process that it needs (the nursery of SuperExec)
     stopped    a process of it was stopped, by SIGSTOP for instance, and not continued
-    stuck      its main thread has neither run nor woken up; all of them look around every few
-               seconds, whatever else they do
+    stuck      its main thread has neither run nor woken up; those of Flower's programs look around
+               every few seconds. A SuperNode whose main thread ended lives on, and does nothing
     silent     it does not answer
     broken     one of its threads ended by an error, and nothing else says so: SuperNode goes on
                without heartbeats, and the server counts it as gone
@@ -29,11 +29,14 @@ from typing import NamedTuple
 
 from corefed.federation.operate.processes import Part, Program, say
 
-LOOK = 2.0
-"""Seconds between looks."""
-STOPPED, STUCK, SILENT = 20.0, 60.0, 30.0
+LOOK, LONG = 2.0, 4.0
+"""Seconds between looks; how many times that a look counts at most. After a longer pause the whole
+machine had slept, or this process was frozen itself."""
+STOPPED, STUCK, SILENT = 20.0, 30.0, 30.0
 """Seconds after which a process counts as stopped, stuck or silent. A machine that is only busy
 lets each of its processes run within them."""
+PATIENT = {"executor": 45.0}
+"""Who may be stuck for longer: SuperExec waits 30 s for an answer of SuperNode or SuperLink."""
 SETTLED = 5.0
 """Seconds that a process has lived which the program needs; shorter ones come and go."""
 START = 90.0
@@ -60,13 +63,12 @@ class Process(NamedTuple):
     parent: int
     state: str  # R, S, D: alive; T, t: stopped; Z, X: gone
     began: int  # in ticks since the machine started; with the pid, it tells processes apart
-    worked: int  # ticks of processor time
 
 
 class Pulse(NamedTuple):
     """What was seen of a process: how long ago it came, and since when it does nothing."""
 
-    mark: tuple[int, ...]
+    mark: tuple[str, ...]
     seen: float = 0.0
     stopped: float = 0.0
     still: float = 0.0
@@ -79,8 +81,7 @@ def read_processes() -> dict[int, Process]:
         with suppress(OSError, ValueError, IndexError):
             pid = int(entry.name)
             words = (entry / "stat").read_text().rpartition(")")[2].split()
-            worked = int(words[11]) + int(words[12])
-            found[pid] = Process(pid, int(words[1]), words[0], int(words[19]), worked)
+            found[pid] = Process(pid, int(words[1]), words[0], int(words[19]))
     return found
 
 
@@ -93,14 +94,14 @@ def generations(table: Mapping[int, Process], pid: int) -> Iterator[list[Process
         now = [p for p in table.values() if p.parent in parents and p.state not in "ZX"]
 
 
-def mark_of(process: Process) -> tuple[int, ...]:
-    """Changes whenever the process works, or its main thread wakes up."""
-    switches = []
+def mark_of(pid: int) -> tuple[str, ...]:
+    """Changes whenever the main thread of a process works or wakes up, whatever the others do."""
+    main = Path(f"/proc/{pid}/task/{pid}")
     with suppress(OSError):
-        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
-            if "ctxt_switches" in line:
-                switches.append(int(line.rpartition(":")[2]))
-    return (process.worked, *switches)
+        worked = (main / "stat").read_text().rpartition(")")[2].split()[11:13]
+        lines = (main / "status").read_text().splitlines()
+        return (*worked, *(line for line in lines if "ctxt_switches" in line))
+    return ()
 
 
 def kill(processes: Iterable[Process]) -> None:
@@ -129,8 +130,7 @@ class Watched:
         self.program = Program(self.part.command, self.part.environment, self.part.log)
 
     def trouble(self, table: Mapping[int, Process], elapsed: float) -> str:
-        """What is wrong with it; nothing if all is well. `elapsed` are seconds since the last look,
-        and count as few where the whole machine had slept."""
+        """What is wrong with it; nothing if all is well. `elapsed` are seconds since the last look."""
         assert self.program is not None
         if not self.program.running():
             return "ended"
@@ -151,7 +151,7 @@ class Watched:
                 self.needed.add((process.pid, process.began))
             if pulse.stopped >= STOPPED:
                 return f"has been stopped for {pulse.stopped:.0f} s (process {process.pid})"
-            if pulse.still >= STUCK:
+            if pulse.still >= PATIENT.get(self.part.name, STUCK):
                 return f"has done nothing for {pulse.still:.0f} s (process {process.pid})"
         frozen = [p for p in tasks if self.pulses[p.pid, p.began].stopped >= STOPPED]
         for process in frozen:
@@ -162,7 +162,7 @@ class Watched:
     def _feel(self, processes: Iterable[Process], elapsed: float) -> None:
         before, self.pulses = self.pulses, {}
         for process in processes:
-            mark, key = mark_of(process), (process.pid, process.began)
+            mark, key = mark_of(process.pid), (process.pid, process.began)
             last = before.get(key, Pulse(mark, -elapsed))
             same = mark == last.mark
             self.pulses[key] = Pulse(
@@ -221,7 +221,7 @@ class Supervisor:
                 if now >= watched.again:
                     watched.start()
                 continue
-            reason = watched.trouble(table, min(elapsed, 2 * LOOK))
+            reason = watched.trouble(table, min(elapsed, LONG * LOOK))
             if reason:
                 self._restart(watched, reason)
         notify("WATCHDOG=1")
