@@ -112,7 +112,10 @@ def test_a_program_whose_main_thread_waits_for_ever_is_stuck(
 ) -> None:
     """Other threads of it may work; SuperNode's serve its executor."""
     monkeypatch.setattr(supervising, "STUCK", 0.5)
-    code = "import threading\nthreading.Thread(target=lambda: any(iter(int, 1))).start()"
+    code = (
+        "import threading, time\ndef tick():\n while True: time.sleep(0.02)\n"
+        "threading.Thread(target=tick).start()"
+    )
     supervisor = watch(code, "supernode")
     look(supervisor, restarted(supervisor))
     assert "has done nothing for" in capfd.readouterr().err

@@ -130,7 +130,7 @@ class Watched:
         self.program = Program(self.part.command, self.part.environment, self.part.log)
 
     def trouble(self, table: Mapping[int, Process], elapsed: float) -> str:
-        """What is wrong with it; nothing if all is well. `elapsed` are seconds since the last look."""
+        """What is wrong with it; nothing if all is well. `elapsed`: seconds since the last look."""
         assert self.program is not None
         if not self.program.running():
             return "ended"
