@@ -15,6 +15,7 @@ import sklearn.datasets
 import torch
 from commands import SMALL, Result, corefed
 
+from corefed.base import locks
 from corefed.training import record, segments
 
 
@@ -224,3 +225,22 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
     assert not list((out / "checkpoint").iterdir())
     assert corefed("run", "--resume", out, "-q").code == 0
     shutil.rmtree(out)
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    """Neither a run that begins beside another, nor one that is resumed while it goes on."""
+    out = tmp_path / "run"
+    assert run(out).code == 0
+    before = (out / record.ROUNDS).read_bytes()
+    with locks.exclusively(out):
+        again = corefed("run", "--resume", out, "--rounds", 9)
+    assert again.code == 2
+    assert f"Another process is at work in {out}; choose another --out" in again.err
+    assert (out / record.ROUNDS).read_bytes() == before
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    with locks.exclusively(begun):
+        beside = run(begun)
+    assert beside.code == 2
+    assert "Another process is at work" in beside.err
+    assert not record.begun(begun)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import shutil
 import socket
@@ -19,12 +18,27 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from federation_processes import Federation, process_tree
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
+from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushAppMessagesRequest,
+    PushTaskOutputRequest,
+)
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from corefed.federation.engine.fence import BODY
+from corefed.federation.engine.gate import BODY
 from corefed.federation.operate import certificates, processes, registering
 from corefed.federation.operate.folder import ServerFolder
 from corefed.settings.config import resolve
@@ -175,30 +189,39 @@ def _post(server: ServerFolder, host: str, path: str, headers: dict[str, str] | 
         "//v1/control/list-runs", "/v1/fleet/../control/list-runs", "/v1/Control/list-runs",
     ],
 )  # fmt: skip
-def test_the_operators_api_is_closed_to_other_machines(
+def test_the_operators_api_is_closed_at_the_open_port(
     server: ServerFolder, abroad: str, path: str
 ) -> None:
+    """Also to this machine, so that a tunnel or proxy that ends here opens nothing."""
     spoofed = {"x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1"}
     for headers in ({}, spoofed):
-        # httpx removes dots; 404 is what Flower answers to a path of the clients' API it has not.
-        assert _post(server, abroad, path, headers) in (403, 404)
+        for host in (abroad, "127.0.0.1"):
+            assert _post(server, host, path, headers) == 403
 
 
 @pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/"])
-def test_nothing_else_is_shown_to_other_machines(
+def test_nothing_else_is_shown_at_the_open_port(
     server: ServerFolder, abroad: str, path: str
 ) -> None:
-    assert _get(server, abroad, path) == 403
+    assert _get(server, abroad, path) == _get(server, "127.0.0.1", path) == 403
+
+
+def test_superlink_itself_is_at_no_address_of_the_network(
+    server: ServerFolder, abroad: str
+) -> None:
+    port = processes.link_address(server).port
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((abroad, port), timeout=10)
+    socket.create_connection(("127.0.0.1", port), timeout=10).close()
 
 
 def test_the_clients_api_is_open_to_other_machines(server: ServerFolder, abroad: str) -> None:
-    # 401: authentication answers, so the request came through the fence.
+    # 401: authentication answers, so the request came through the gate.
     assert _post(server, abroad, "/v1/fleet/pull-messages") == 401
     assert _get(server, abroad, "/health") == 200
 
 
-def test_the_operators_api_is_open_on_the_servers_machine(server: ServerFolder) -> None:
-    assert _post(server, "127.0.0.1", "/v1/control/list-runs") == 200
+def test_the_operators_commands_reach_superlink(server: ServerFolder) -> None:
     assert registering.client_states(server)["alice"] == "online"
 
 
@@ -209,7 +232,7 @@ def test_a_large_body_is_refused_without_being_read(fed: Federation, server: Ser
         assert _send(server, 8 * BODY, chunked=chunked) == 413
     # A body whose length is not declared is read up to the bound, and no further.
     assert _memory(fed.server.process.pid) - before < 2 * BODY
-    assert "413 to " in fed.server.said()
+    fed.server.wait_for("413 to ")
     assert _get(server, server.address.host, "/health") == 200
 
 
@@ -283,13 +306,82 @@ def test_code_in_a_submitted_bundle_runs_nowhere(
         assert not [path for path in home.rglob("*") if "evil" in path.name or path.name == "apps"]
 
 
-def test_a_token_is_on_no_command_line(fed: Federation) -> None:
-    """SuperExec passes it on within its own family; `ps` shows commands to every user."""
+# Other users of the same machine
+
+
+def test_a_token_and_a_secret_are_on_no_command_line(fed: Federation) -> None:
+    """SuperExec passes them on within its own family; `ps` shows commands to every user."""
     client = fed.clients["alice"].process
     assert client is not None
     words = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in process_tree(client.pid)]
     assert len(words) >= 4  # command, SuperNode, SuperExec, its nursery
-    assert not any(b"--token" in each for each in words)
+    assert not any(b"--token\0" in each for each in words)
+    home = fed.path / "clients" / "alice" / "flower"
+    assert home.stat().st_mode & 0o077 == 0
+    for name in (processes.SECRET, "own.key"):
+        assert (home / name).stat().st_mode & 0o077 == 0
+    secret = (home / processes.SECRET).read_bytes()
+    assert len(secret) == 32 and not any(secret in each for each in words)
+
+
+@pytest.mark.parametrize("secret", [None, b"a guess"])
+def test_a_stranger_on_the_machine_gets_no_task_and_answers_none(
+    fed: Federation, server: ServerFolder, secret: bytes | None
+) -> None:
+    """The runtime APIs of a client and of the server are on the loopback, where all can reach them.
+
+    Asked for a task without the executor's secret, and for what only a task's own process may do.
+    """
+    home = fed.path / "clients" / "alice" / "flower"
+    (line,) = [
+        line for line in fed.clients["alice"].said().splitlines() if "--runtime-api-address" in line
+    ][-1:]
+    client = line.split("--runtime-api-address ")[1].split()[0]
+    places = {
+        client: home / "own-ca.crt",
+        str(processes.link_address(server)): server.path / "ca.crt",
+    }
+    for address, authority in places.items():
+        for token in (None, "0" * 64):
+            stranger = runtime(address, authority, secret, token)
+            with stranger:
+                request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+                assert refused(stranger.AcquireTask, request) == 401
+                assert refused(stranger.PullTaskInput, PullTaskInputRequest()) == 401
+                assert refused(stranger.PullMessages, PullAppMessagesRequest()) == 401
+                assert refused(stranger.PushMessages, PushAppMessagesRequest()) == 401
+                assert refused(stranger.PushObject, PushObjectRequest()) == 401
+                assert refused(stranger.PushTaskOutput, PushTaskOutputRequest()) == 401
+    # Who has the secret is asked in: the requests above were right in all else.
+    own = runtime(client, home / "own-ca.crt", (home / processes.SECRET).read_bytes(), None)
+    with own:
+        assert not own.AcquireTask(AcquireTaskRequest(supported_task_types=[])).token
+
+
+def runtime(
+    address: str, authority: Path, secret: bytes | None, token: str | None
+) -> RuntimeHttpClient:
+    """The API of Flower's own processes, as somebody with this secret and this token."""
+    interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
+    if secret is not None:
+        methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+        interceptors.append(
+            SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods)
+        )
+    if token is not None:
+        interceptors.append(RuntimeTokenHttpInterceptor(token))
+    return RuntimeHttpClient.from_server_address(
+        address, False, authority.read_bytes(), interceptors=interceptors
+    )
+
+
+def test_a_program_that_poses_as_a_clients_own_is_not_believed(fed: Federation) -> None:
+    """Its executor speaks only to who shows the certificate that was made for this start."""
+    said = fed.clients["alice"].said()
+    (line,) = [line for line in said.splitlines() if "engine.warm" in line][-1:]
+    home = fed.path / "clients" / "alice" / "flower"
+    assert f"--root-certificates {home / 'own-ca.crt'}" in line
+    assert "--insecure" not in line
 
 
 # Coming and going
@@ -339,7 +431,7 @@ def test_a_server_ends_what_it_started_and_keeps_what_it_knows(
     nodes = registering.list_nodes(server)
     assert fed.server.process is not None
     started = process_tree(fed.server.process.pid)
-    assert len(started) >= 4  # command, SuperLink, SuperExec, its nursery
+    assert len(started) >= 5  # command, SuperLink, SuperExec, its nursery, the gate
     assert fed.server.stop() == 0
     until = time.monotonic() + 15
     while any(_alive(pid) for pid in started) and time.monotonic() < until:
@@ -370,18 +462,3 @@ def test_a_folder_has_one_server_and_a_client_one_process(fed: Federation) -> No
         done = subprocess.run(process.command, capture_output=True, text=True)
         assert done.returncode == 2
         assert "Another process is at work" in done.stderr
-
-
-def test_refusals_are_told_with_names(tmp_path: Path) -> None:
-    """What the fence writes is what the training reads, by client, since its last question."""
-    from corefed.federation.operate import creating
-
-    creating.create(tmp_path / "fed", ["alice", "bob"], "127.0.0.1:8000")
-    server = ServerFolder.read(tmp_path / "fed")
-    assert server.turned_away("alice") == ""
-    lines = [{"client": "alice", "reason": "one"}, {"client": "bob", "reason": "two"}]
-    (server.path / "refused.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    assert (server.turned_away("alice"), server.turned_away("bob")) == ("one", "two")
-    server.bound_messages(12345)
-    assert (server.path / "message_limit").read_text() == "12345"
-    assert server.turned_away("bob") == ""

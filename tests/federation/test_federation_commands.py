@@ -15,6 +15,7 @@ from commands import corefed
 from federation_processes import Federation
 
 from corefed.base import machine
+from corefed.base.errors import UserError
 from corefed.federation.operate import creating, demo, following, processes, serving
 from corefed.federation.operate.folder import ClientFolder, ServerFolder
 from corefed.training import record
@@ -237,7 +238,7 @@ def test_a_server_that_does_not_speak_tls(made: Path, tmp_path: Path) -> None:
 # Environment
 
 
-def test_flower_is_told_to_stay_quiet_and_finds_our_programs_only(
+def test_flower_is_told_to_stay_quiet_and_finds_none_of_its_programs(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
@@ -253,7 +254,7 @@ def test_flower_is_told_to_stay_quiet_and_finds_our_programs_only(
         assert environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
         assert environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
         assert environment["FLWR_HOME"] == str(path / "flower")
-        assert environment["PATH"].split(":")[0] == str(path / "flower" / "bin")
+        assert environment["PATH"] == "/usr/bin:/bin"
         assert environment["NO_PROXY"] == "example.org,127.0.0.1,localhost,::1"
     assert processes.server_environment(server)["COREFED_SERVER"] == str(server.path)
     assert "COREFED_SERVER" not in processes.client_environment(client, "data", None)
@@ -272,14 +273,56 @@ def test_flowers_programs_are_good_neighbours(made: Path, monkeypatch: pytest.Mo
 
 def test_commands_of_flower_carry_no_secret(made: Path) -> None:
     server, client = ServerFolder.read(made), ClientFolder.read(made / "clients" / "bob")
-    link, node = processes.superlink_command(server), processes.supernode_command(client)
-    assert "--enable-supernode-auth" in link
-    assert "--disable-runtime-dependency-installation" in link
-    assert "--insecure" not in link + node
-    for word in link + node:
-        assert "PRIVATE" not in word
-    assert node[node.index("--auth-supernode-private-key") + 1] == str(client.path / "key")
-    assert node[node.index("--host") + 1] == "127.0.0.1"  # its own API is for its own machine
+    processes.prepare_home(server.path, server)
+    processes.prepare_home(client.path)
+    link, *_ = server_parts = processes.server_parts(server)
+    node, executor = client_parts = processes.client_parts(client, "data", None)
+    assert [part.name for part in server_parts] == ["superlink", "executor", "gate"]
+    assert [part.name for part in client_parts] == ["supernode", "executor"]
+    assert "--enable-supernode-auth" in link.command
+    assert "--disable-runtime-dependency-installation" in link.command
+    for part in (*server_parts, *client_parts):
+        home = Path(part.environment["FLWR_HOME"])
+        assert part.log.parent == home
+        assert "--insecure" not in part.command
+        secret = (home / processes.SECRET).read_bytes()
+        for word in part.command:
+            assert "PRIVATE" not in word and secret not in word.encode()
+    for part in (link, node):  # tasks are given to who knows the secret
+        home = Path(part.environment["FLWR_HOME"])
+        assert after(part, "--isolation") == "process"
+        assert after(part, "--superexec-auth-secret-file") == str(home / processes.SECRET)
+        assert after(part, "--host") == "127.0.0.1"  # and its API is for its own machine
+    assert after(node, "--auth-supernode-private-key") == str(client.path / "key")
+    assert after(executor, "--root-certificates") == after(node, "--ssl-ca-certfile")
+    assert after(executor, "--runtime-api-address") == f"127.0.0.1:{after(node, '--port')}"
+
+
+def after(part: processes.Part, flag: str) -> str:
+    return part.command[part.command.index(flag) + 1]
+
+
+def test_every_start_has_secrets_of_its_own(made: Path) -> None:
+    server, client = ServerFolder.read(made), ClientFolder.read(made / "clients" / "bob")
+    kept: dict[Path, bytes] = {}
+    for _ in range(2):
+        processes.prepare_home(server.path, server)
+        processes.prepare_home(client.path)
+        for path in (server.path, client.path):
+            secret = path / "flower" / processes.SECRET
+            assert secret.stat().st_mode & 0o777 == 0o600
+            assert secret.read_bytes() != kept.get(secret)
+            kept[secret] = secret.read_bytes()
+        key = client.path / "flower" / "own.key"
+        assert key.stat().st_mode & 0o777 == 0o600
+        assert key.read_bytes() != kept.get(key)
+        kept[key] = key.read_bytes()
+
+
+def test_a_server_that_was_never_started_has_no_superlink(made: Path) -> None:
+    (made / "server" / "flower" / processes.PORT).unlink(missing_ok=True)
+    with pytest.raises(UserError, match="corefed federation server"):
+        processes.link_address(ServerFolder.read(made))
 
 
 def test_paths_of_data_mean_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:

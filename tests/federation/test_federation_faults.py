@@ -24,6 +24,7 @@ from saved_state import loaded
 
 from corefed.base.types import Tree
 from corefed.federation import events
+from corefed.federation.operate import supervising
 from corefed.settings import config
 from corefed.training import record, rounds
 
@@ -251,19 +252,24 @@ def test_a_bad_client_over_the_wire(fed: Federation) -> None:
     assert server_of(fed, "bad")["v"].isfinite().all()
 
 
-def test_a_killed_training_process_alone(fed: Federation) -> None:
-    """The SuperNode lives on. Flower notices within a minute: last here, so that none waits."""
-    experiment(fed, method="pfedbayes", rounds=2)
-    ruled(fed, quorum=0.6, deadline=12.0)
+def test_a_killed_executor_is_started_again_and_its_client_answers(fed: Federation) -> None:
+    """SuperNode lives on, connected. Without an executor it would answer nothing for ever."""
+    experiment(fed, method="pfedbayes", rounds=3)
+    ruled(fed, deadline=30.0, attempts=8)
     carol, held = fed.clients["carol"], hold(fed, "carol", 2)
-    run = fed.begin("run", "--name", "killed-app")
+    run = fed.begin("run", "--name", "killed-executor")
     until(held.exists)
-    trains = int(held.read_text())
     assert carol.process is not None
-    before = process_tree(carol.process.pid)
-    os.kill(trains, signal.SIGKILL)
+    table = supervising.read_processes()
+    _, programs, *_ = supervising.generations(table, carol.process.pid)
+    (executor,) = (
+        each.pid
+        for each in programs
+        if "engine.warm" in Path(f"/proc/{each.pid}/cmdline").read_text()
+    )
+    os.kill(executor, signal.SIGKILL)
     held.unlink()
     assert run.wait(180) == 0, run.said()
-    assert set(before) - set(process_tree(carol.process.pid)) == {trains}
-    names = [event["client"] for event in events_of(fed, "killed-app", "missing")]
-    assert set(names) == {"carol"}
+    assert "executor ended. Starting it again" in carol.said()
+    assert accepted(fed, "killed-executor") == [list(NAMES)] * 3
+    assert_same(fed, "killed-executor", simulated(method="pfedbayes"))

@@ -484,13 +484,3 @@ def test_the_readme_names_what_is_there(made: Path) -> None:
     text = (made / "README.md").read_text()
     for name in (*NAMES, "server.key", "ca.key", "example.org:8123", "ssh-keygen", "port 8123"):
         assert name in text
-
-
-def test_one_process_at_a_time(tmp_path: Path) -> None:
-    taken = pytest.raises(UserError, match="Another process is at work")
-    assert not folder.is_locked(tmp_path)
-    with folder.exclusively(tmp_path), taken, folder.exclusively(tmp_path):
-        pass
-    with folder.exclusively(tmp_path):
-        assert folder.is_locked(tmp_path)
-    assert not folder.is_locked(tmp_path)

@@ -1,8 +1,7 @@
-"""The programs around Flower, each by itself: fence, sandbox, nursery, SuperNode's waiting."""
+"""The programs around Flower, each by itself: sandbox, nursery, SuperNode's waiting."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from corefed.federation.engine import fence, node, patches, sandbox, signals, warm
+from corefed.federation.engine import node, patches, sandbox, signals, warm
 from corefed.federation.engine.sandbox import Order
 
 
@@ -28,100 +27,6 @@ from corefed.federation.engine.sandbox import Order
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     return tmp_path
-
-
-# Fence
-
-
-def asked(
-    path: str,
-    peer: tuple[str, int] | None = ("10.0.0.7", 1),
-    pieces: Iterable[bytes] = (b"",),
-    headers: Iterable[tuple[bytes, bytes]] = (),
-    kind: str = "http",
-    most: int = 100,
-) -> tuple[int | str, int]:
-    """What the fence answers, and how many bytes the application behind it was given."""
-    sent: list[Any] = []
-    taken = 0
-    left = list(pieces)
-
-    async def receive() -> dict[str, Any]:
-        body = left.pop(0) if left else b""
-        return {"type": "http.request", "body": body, "more_body": bool(left)}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        nonlocal taken
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise RuntimeError("what Flower makes of it")
-            taken += len(message["body"])
-            if not message["more_body"]:
-                break
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-
-    scope = {"type": kind, "path": path, "client": peer, "headers": list(headers)}
-    asyncio.run(fence.Fence(app, most)(scope, receive, send))
-    return sent[0].get("status", sent[0]["type"]), taken
-
-
-@pytest.mark.parametrize("path", ["/v1/fleet/pull-messages", "/health"])
-def test_other_machines_may_ask_for_this(path: str) -> None:
-    assert asked(path) == (200, 0)
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/openapi.json", "/health/x",
-     "/v1/fleet", "//v1/fleet/x", "/V1/fleet/x", "", "/v2/control/start-run"],
-)  # fmt: skip
-def test_other_machines_may_not_ask_for_anything_else(path: str, home: Path) -> None:
-    assert asked(path)[0] == 403
-    assert asked(path, ("127.0.0.1", 1))[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("peer", "here"),
-    [
-        (("127.0.0.1", 1), True),
-        (("127.8.9.1", 1), True),
-        (("::1", 1), True),
-        (("::ffff:127.0.0.1", 1), True),
-        (("::ffff:10.0.0.1", 1), False),
-        (("10.0.0.1", 1), False),
-        (("localhost", 1), False),
-        (("", 1), False),
-        (None, False),
-    ],
-)
-def test_who_is_on_this_machine(peer: tuple[str, int] | None, here: bool) -> None:
-    assert fence.is_local(peer) == here
-
-
-def test_a_socket_is_no_way_around() -> None:
-    assert asked("/v1/fleet/x", kind="websocket")[0] == "websocket.close"
-
-
-def test_bodies_are_bounded_by_what_they_say_and_by_what_they_are() -> None:
-    path = "/v1/fleet/push-object"
-    assert asked(path, headers=[(b"content-length", b"100")], pieces=[b"x" * 100]) == (200, 100)
-    assert asked(path, headers=[(b"Content-Length", b"101")]) == (413, 0)
-    assert asked(path, pieces=[b"x" * 60] * 2) == (413, 60)  # no length, or a wrong one
-    assert asked(path, pieces=[b"x" * 60] * 2, headers=[(b"content-length", b"1")]) == (413, 60)
-    assert asked(path, ("127.0.0.1", 1), pieces=[b"x" * 60] * 2) == (413, 60)  # ours as well
-
-
-def test_a_run_that_is_started_wakes_who_waits_for_it(home: Path) -> None:
-    waiting = signals.Bell()
-    asked("/v1/control/list-runs", ("127.0.0.1", 1))
-    asked(fence.START)  # refused
-    assert not rung(waiting)
-    asked(fence.START, ("127.0.0.1", 1))
-    assert rung(waiting)
 
 
 # The bell
@@ -155,79 +60,40 @@ def test_without_a_bell_there_is_waiting(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert not rung(waiting)
 
 
-class Known:
-    """As much of Flower's state as the fence asks."""
-
-    def get_node_info(self, node_ids: list[int]) -> list[Any]:
-        return [SimpleNamespace(name={7: "alice", 8: "bob"}[node_ids[0]])]
-
-
-def test_replies_are_of_the_client_that_sends_them_and_of_bounded_length(tmp_path: Path) -> None:
-    from fastapi import HTTPException
-
-    (tmp_path / "message_limit").write_text("1000")
-    replies = fence.Replies(tmp_path, {}, threading.Lock())
-    response = SimpleNamespace(objects_to_push=["object"])
-    messages = replies.push_messages(lambda request, state: response)
-    objects = replies.push_object(lambda request, state: "stored")
-
-    def reply(node_id: int, *senders: int) -> Any:
-        metadata = [SimpleNamespace(metadata=SimpleNamespace(src_node_id=s)) for s in senders]
-        sender = SimpleNamespace(node_id=node_id)
-        return messages(request=SimpleNamespace(node=sender, messages_list=metadata), state=Known())
-
-    def piece(node_id: int, length: int) -> Any:
-        sender = SimpleNamespace(node_id=node_id)
-        return objects(
-            request=SimpleNamespace(node=sender, object_content=bytes(length)), state=Known()
-        )
-
-    def refused() -> list[tuple[str, str]]:
-        lines = (tmp_path / "refused.jsonl").read_text().splitlines()
-        return [(row["client"], row["reason"]) for row in map(json.loads, lines)]
-
-    for senders in ((8,), (7, 7), ()):
-        with pytest.raises(HTTPException) as caught:
-            reply(7, *senders)
-        assert caught.value.status_code == 403
-    assert refused() == [("alice", "it sent a reply in another client's name")] * 3
-
-    assert reply(7, 7) is response
-    whole = 1000 + fence.ENVELOPE
-    assert piece(7, whole) == "stored"
-    assert piece(8, whole) == "stored"  # each has its own
-    for _ in range(2):
-        with pytest.raises(HTTPException) as caught:
-            piece(7, 1)
-        assert caught.value.status_code == 413
-    assert refused()[3:] == [("alice", "its message has more than the 1000 bytes allowed")]
-    assert reply(7, 7) is response  # the next reply has its own bound
-    assert piece(7, whole) == "stored"
-
-
 # Fail closed
 
 
-@pytest.mark.parametrize("program", patches.PATCHES)
-def test_every_name_that_is_replaced_is_in_this_flower(program: patches.Program) -> None:
-    patches.check(program)
-    assert all(why for names in patches.PATCHES[program].values() for why in names.values())
+@pytest.mark.parametrize("table", [patches.SECURITY, patches.COMFORT])
+def test_every_name_that_is_replaced_is_in_this_flower(table: patches.Table) -> None:
+    for program, modules in table.items():
+        patches.check(program)
+        assert patches._missing(modules) == ""
+        assert all(why for names in modules.values() for why in names.values())
+
+
+def test_what_must_hold_needs_six_names_at_most() -> None:
+    names = [
+        (module, name)
+        for modules in patches.SECURITY.values()
+        for module, names in modules.items()
+        for name in names
+    ]
+    assert len(names) == len(set(names)) <= 6
 
 
 def test_a_flower_without_a_name_that_must_be_replaced_stops_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runner = import_module("flwr.supernode.runtime.run_clientapp")
+    before = runner.get_load_client_app_fn
     with monkeypatch.context() as without:
         without.delattr(runner, "install_from_fab")
         with pytest.raises(SystemExit, match=r"it has no flwr.*run_clientapp.install_from_fab"):
             sandbox.prepare(sandbox.CLIENT)
-        assert runner.get_project_dir is not sandbox._give_no_folder  # nothing was replaced
-    monkeypatch.setitem(patches.PATCHES, "superexec", {"some.module": {"name": "why"}})
+        assert runner.get_load_client_app_fn is before  # nothing was replaced
+    monkeypatch.setitem(patches.SECURITY, "superexec", {"some.module": {"name": "why"}})
     with pytest.raises(SystemExit, match=r"it has no flwr.some.module"):
         patches.check("superexec")
-    with pytest.raises(SystemExit, match="takes no initial_backoff"):
-        patches.set_default(lambda: None, initial_backoff=1)
 
 
 def test_only_what_the_table_lists_can_be_replaced() -> None:
@@ -239,9 +105,28 @@ def test_another_flower_stops_the_program(monkeypatch: pytest.MonkeyPatch) -> No
     import flwr
 
     patches.check("client task")
+    for version in ("1.39.0", "1.43.0", "1.4.0", "2.0.0"):
+        monkeypatch.setattr(flwr, "__version__", version)
+        with pytest.raises(SystemExit, match=rf"flwr 1.40 to 1.42, and this is {version}"):
+            sandbox.prepare(sandbox.CLIENT)
+
+
+def test_without_its_quicker_names_a_program_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import flwr
+
+    patches.is_quick.cache_clear()
+    monkeypatch.setattr(flwr, "__version__", "1.40.0")
+    assert not patches.is_quick("supernode")
+    assert not patches.is_quick("supernode")
+    said = capsys.readouterr().err
+    assert said == "corefed: supernode runs at Flower's own pace on flwr 1.40.0\n"
     monkeypatch.setattr(flwr, "__version__", "1.42.0")
-    with pytest.raises(SystemExit, match=r"corefed runs on flwr 1.41, and this is 1.42.0"):
-        sandbox.prepare(sandbox.CLIENT)
+    monkeypatch.setitem(patches.COMFORT, "superexec", {"some.module": {"name": "why"}})
+    assert not patches.is_quick("superexec")
+    assert "a flwr without flwr.some.module" in capsys.readouterr().err
+    patches.is_quick.cache_clear()
 
 
 def in_a_process(code: str, **environment: str) -> str:
@@ -269,10 +154,14 @@ assert client.install_from_fab(b"evil", skip_prompt=True) is None
 sandbox.prepare(sandbox.SERVER)
 server = import_module("flwr.superlink.runtime.run_serverapp")
 assert server.install_from_fab(b"evil", skip_prompt=True) is None
-assert server.get_fused_config_from_dir("anywhere", {"run": "x"}) == {"run": "x"}
+folder = server.get_project_dir("evil/app", "1.0", "hash")
+assert [each.name for each in folder.iterdir()] == ["pyproject.toml"]
+app = server.get_project_config(str(folder))["tool"]["flwr"]["app"]
+assert server.get_fused_config_from_dir(folder, {"run": "x"}) == {"run": "x"}
 called = []
-ours.server_app = lambda grid, context: called.append((grid, context))
-assert server.run_(grid=1, context=2, server_app_dir="evil", server_app_attr="evil:app") == 2
+ours.server_app._main = lambda grid, context: called.append((grid, context))
+named = app["components"]["serverapp"]
+server.run_(grid=1, context=2, server_app_dir=str(folder), server_app_attr=named)
 assert called == [(1, 2)]
 print("ok")
 """
@@ -541,8 +430,9 @@ os._exit(0)
 
 def test_programs_and_commands_start_without_torch() -> None:
     """It takes seconds, and a federation starts a dozen processes."""
-    names = ["engine.fence", "engine.node", "engine.warm", "operate.control", "operate.following",
-             "operate.registering", "operate.serving", "operate.status"]  # fmt: skip
+    names = ["engine.gate", "engine.stock", "engine.node", "engine.warm", "operate.control",
+             "operate.following", "operate.registering", "operate.serving",
+             "operate.status"]  # fmt: skip
     imports = ", ".join(f"corefed.federation.{name}" for name in names)
     code = f"import sys, {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

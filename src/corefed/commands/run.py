@@ -263,6 +263,7 @@ def _train(
 
     `named` is the network if the command line names it. `run` takes the place of `rounds.train`.
     """
+    from corefed.base.locks import made_exclusively
     from corefed.models import own
     from corefed.show import tracking
     from corefed.training import record, rounds  # torch takes a second
@@ -274,10 +275,13 @@ def _train(
         hint = f"go on with: corefed run --resume {shlex.quote(str(folder))}{code}"
     else:
         hint = "it has no checkpoint (checkpoint_every = 0) to go on from"
+    if not resume:
+        record.Folder(folder).refuse_existing()
     # torchrun passes a terminal's Ctrl-C on, which reaches the worker already.
     apart = 1.0 if run is not None and launcher.PARENT not in os.environ else 0.0
     try:
         with (
+            made_exclusively(folder, "choose another --out"),
             tracking.following(followers, folder) as trackers,
             stop_on_interrupt(folder, apart=apart) as stop,
             progress(experiment.run.rounds, silent=silent) as show,

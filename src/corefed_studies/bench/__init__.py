@@ -44,6 +44,11 @@ NAMES = {
         "neighbours", "main", "a run beside busy processes against a run alone, on a CPU",
         ("page",), files=True,
     ),
+    "faults": Benchmark(
+        "faults", "main",
+        "a real federation whose processes are killed and frozen, with full disks and cut links",
+        ("page", "sources"), files=True,
+    ),
     "solvers": Benchmark(
         "solvers", "main", "the coreset solvers compared, quality and time",
         ("page",), files=True,

@@ -1,7 +1,7 @@
 """One task of Flower's, done by the installed corefed and by no other code.
 
 Stock Flower hands every client the bundle (FAB) that was submitted to the server, installs it and
-runs what is in it. Here Flower's own runners pull the task, send heartbeats and push the answer,
+runs what is in it. Here Flower's own programs pull the task, send heartbeats and push the answer,
 but what they would install and load is replaced. The bundle is neither written nor imported, and
 the app is `corefed.federation.flower.app` of this machine's own installation. So a server can ask a
 client only for what `corefed.federation.protocol` has.
@@ -15,17 +15,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from corefed.federation.engine import patches
 
 if TYPE_CHECKING:
-    from flwr.app import Context
     from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid
 
 APP = "corefed.federation.flower.app"
 STOP_WITHIN, CALL = 2, 5
@@ -58,38 +56,35 @@ def allowed_kind() -> str:
 
 def prepare(kind: str) -> None:
     """Import what a task needs, with Flower's installing and loading replaced."""
-    patches.check("client task" if kind == CLIENT else "server task")
-    patches.shorten_backoff()
+    program: patches.Program = "client task" if kind == CLIENT else "server task"
+    patches.check(program)
     if kind == CLIENT:
         _replace_client_code()
     else:
         _replace_server_code()
+    if not patches.is_quick(program):
+        return
+    patches.shorten_backoff()
+    if kind == SERVER:
+        patches.replace("supercore.heartbeat", HEARTBEAT_DEFAULT_INTERVAL=STOP_WITHIN + CALL)
 
 
 def run_task(order: Order) -> NoReturn:
-    """Do a task and end the process."""
+    """Do a task by Flower's own program, and end the process."""
     if order.kind != allowed_kind():
         sys.exit(f"error: a task of kind {order.kind!r} is not done here")
     prepare(order.kind)
-    certificates = order.root_certificates and Path(order.root_certificates).read_bytes()
-    common: dict[str, Any] = {
-        "runtime_api_address": order.address,
-        "token": order.token,
-        "insecure": order.insecure,
-        "certificates": certificates or None,
-        "parent_pid": order.parent,
-        "runtime_dependency_install": False,
-    }
-    if order.kind == CLIENT:
-        from flwr.supernode.runtime.run_clientapp import run_clientapp
-
-        run_clientapp(**common)
-    else:
-        from queue import Queue
-
-        from flwr.superlink.runtime.run_serverapp import run_serverapp
-
-        run_serverapp(log_queue=Queue(), **common)
+    program = patches.flower_program(order.kind)
+    # Arguments of this process alone: what others see is the command that it was started by.
+    sys.argv = [
+        order.kind,
+        *("--runtime-api-address", order.address),
+        *("--token", order.token),
+        *("--parent-pid", str(order.parent)),
+        *(["--root-certificates", order.root_certificates] if order.root_certificates else []),
+        *(["--insecure"] if order.insecure else []),
+    ]
+    program()
     sys.exit(0)
 
 
@@ -100,34 +95,15 @@ def _replace_client_code() -> None:
     patches.replace(
         "supernode.runtime.run_clientapp",
         install_from_fab=_do_nothing,
-        get_project_dir=_give_no_folder,
-        install_app_dependencies=_do_nothing,
         get_load_client_app_fn=load,
     )
 
 
 def _replace_server_code() -> None:
-    components = {"components": {"serverapp": f"{APP}:server_app"}}
-
-    def config(folder: object, override: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(override)  # what `flwr run --run-config` said, without the bundle's own
-
-    def run(*, grid: Grid, context: Context, **bundle: object) -> Context:
-        import_module(APP).server_app(grid=grid, context=context)
-        return context
-
-    patches.replace("supercore.heartbeat", HEARTBEAT_DEFAULT_INTERVAL=STOP_WITHIN + CALL)
     patches.replace(
         "superlink.runtime.run_serverapp",
         install_from_fab=_do_nothing,
-        get_fab_metadata=lambda bundle: ("corefed/corefed", "0"),
-        get_project_dir=_give_no_folder,
-        install_app_dependencies=_do_nothing,
-        get_project_config=lambda folder: {"tool": {"flwr": {"app": components}}},
-        get_fused_config_from_dir=config,
-        run_=run,
-        # The server keeps its own log; copying it to Flower's database would delay the end.
-        start_log_uploader=_do_nothing,
+        get_project_dir=_give_our_folder,
     )
 
 
@@ -135,9 +111,9 @@ def _do_nothing(*arguments: object, **more: object) -> None:
     """Instead of installing a bundle."""
 
 
-def _give_no_folder(*about: object) -> Path:
-    """Instead of the folder of an installed bundle."""
-    return Path(os.devnull)
+def _give_our_folder(*about: object) -> Path:
+    """Instead of the folder of an installed bundle: one that names our app, and has no code."""
+    return Path(__file__).parent / "app"
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """SuperExec with tasks that start at once, forked from a process that has imported everything.
 
-Flower's SuperExec starts a Python process per message, which imports flwr and torch for seconds. A
-program of this name stands first on the PATH of SuperNode and SuperLink (`processes.py`) and runs
-Flower's SuperExec with another executor. It has two processes:
+Flower's SuperExec starts a Python process per message, which imports flwr and torch for seconds,
+with the task's token on its command line, where every user of the machine could see it and answer
+in the client's name. Here `python -m corefed.federation.engine.warm` runs Flower's SuperExec with
+another executor. It has two processes:
 
     SuperExec     asks for tasks when the bell (`signals.py`) rings, and passes each by a socket to
     the nursery   which imported everything once, has one thread, and forks a child per task
 
-The nursery starts no thread and does not touch a GPU, so its children behave like new processes. A
-child's token is not on its command line, where every user of the machine could see it. Only one
-kind of task is taken: a client's on a client, the server's on the server.
+The nursery starts no thread and does not touch a GPU, so its children behave like new processes.
+Only one kind of task is taken: a client's on a client, the server's on the server. SuperNode and
+SuperLink give tasks only to who knows the secret that `processes.py` made for this start.
 
 When SuperExec is gone, the nursery ends its children and itself. When the nursery is gone, each
 task gets a new process, which is slower.
@@ -26,19 +27,27 @@ import sys
 import time
 from importlib import import_module
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from corefed.federation.engine import patches, sandbox
+from corefed.federation.engine import patches, sandbox, signals
 from corefed.federation.engine.sandbox import Order
-from corefed.federation.engine.signals import Bell
 
 if TYPE_CHECKING:
     from flwr.supercore.constant import TaskType
-    from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
+    from flwr.supercore.superexec.executor.types import ExecutionSpec
 
 READY = b"."
 GRACE = 2.0
 """Seconds that children have to end before they are killed."""
+POLL = "0.2"
+"""Seconds between Flower's questions for a task, where no bell can be heard."""
+
+
+class Launched(NamedTuple):
+    """Flower's LaunchResult, as SuperExec reads it."""
+
+    status: str  # accepted or failed
+    message: str | None = None
 
 
 class Executor:
@@ -62,11 +71,9 @@ class Executor:
     def wait_for_capacity(self, *arguments: object, **more: object) -> None:
         """There is always room."""
 
-    def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        from flwr.supercore.superexec.executor.types import LaunchResult
-
+    def launch(self, spec: ExecutionSpec) -> Launched:
         if spec.task_type != sandbox.allowed_kind():
-            return LaunchResult.failed(f"A task of kind {spec.task_type} is not done here.")
+            return Launched("failed", f"A task of kind {spec.task_type} is not done here.")
         order = Order(
             str(spec.task_type),
             spec.runtime_api_address,
@@ -79,7 +86,7 @@ class Executor:
             self.nursery.sendall(order.to_json().encode() + b"\n")
         except OSError:
             self._launch_slowly(order)
-        return LaunchResult.accepted()
+        return Launched("accepted")
 
     def _launch_slowly(self, order: Order) -> None:
         command = [sys.executable, "-m", "corefed.federation.engine.sandbox"]
@@ -178,23 +185,27 @@ def _end(children: set[int]) -> None:
 
 
 def main() -> None:
-    """What `flower-superexec` on the PATH runs."""
     # Before the fork, for both: importing Flower takes a second and starts no thread.
     patches.check("superexec")
-    from flwr.supercore.cli import flower_superexec
+    program = patches.flower_program("flower-superexec")
 
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
         ours.close()
         serve(theirs)
     theirs.close()
+    signals.end_with_parent()
 
     def executor(*arguments: Any, **more: Any) -> Executor:
         return Executor(ours)
 
-    waiting = SimpleNamespace(sleep=Bell().wait)  # the loop's, which only sleeps
-    patches.replace("supercore.superexec.run_superexec", get_executor=executor, time=waiting)
-    flower_superexec()
+    patches.replace("supercore.superexec.run_superexec", get_executor=executor)
+    if patches.is_quick("superexec"):
+        waiting = SimpleNamespace(sleep=signals.Bell().wait)  # the loop's, which only sleeps
+        patches.replace("supercore.superexec.run_superexec", time=waiting)
+    else:
+        os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", POLL)
+    program()
 
 
 if __name__ == "__main__":

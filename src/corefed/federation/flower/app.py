@@ -6,7 +6,7 @@ Flower starts a process per message, so nothing heavy is imported before a messa
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -45,14 +45,16 @@ def answer_message(message: Message, settings: ClientSettings) -> Message:
 
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
+    from corefed.base.locks import exclusively
     from corefed.federation import server  # torch takes a second
+    from corefed.federation.flower.asked import NotedGrid
     from corefed.federation.flower.link import FlowerLink, bounded_pulls
     from corefed.federation.operate import folder
 
     here = folder.ServerFolder.from_environment()
     path = here.run_folder(str(context.run_config.get("run", "")))
-    link = FlowerLink(
-        grid, here.keys(), here.rules.max_message_mb, here.bound_messages, here.turned_away
-    )
-    with folder.exclusively(path), bounded_pulls(link):
+    keys = here.keys()
+    noted = cast("Grid", NotedGrid(grid, keys, path))
+    link = FlowerLink(noted, keys, here.rules.max_message_mb, here.bound_messages, here.turned_away)
+    with exclusively(path), bounded_pulls(link):
         server.federate(path, here.clients, here.rules, link)

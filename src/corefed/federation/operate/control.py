@@ -26,13 +26,20 @@ if TYPE_CHECKING:
 
 def ask(server: ServerFolder, question: str, given: Mapping[str, str] | None = None) -> Any:
     """The answer; a UserError with the last line of the output where there is none."""
-    done = subprocess.run(
-        [sys.executable, "-m", "corefed.federation.operate.control", question],
-        env=processes.server_environment(server),
-        input=json.dumps(given or {}),
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "corefed.federation.operate.control", question]
+    try:
+        done = subprocess.run(
+            command,
+            env=processes.server_environment(server),
+            input=json.dumps(given or {}),
+            capture_output=True,
+            text=True,
+            timeout=processes.PATIENCE,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(
+            f"Flower does not answer ({question}) within {processes.PATIENCE:.0f} s."
+        ) from error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise UserError(f"Flower does not answer ({question}): {last}")
@@ -74,7 +81,7 @@ def main() -> None:
 
     server = ServerFolder.from_environment()
     client = ControlHttpClient.from_server_address(
-        str(server.own_address),
+        str(processes.link_address(server)),
         insecure=False,
         root_certificates=(server.path / "ca.crt").read_bytes(),
         interceptors=[],

@@ -11,12 +11,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,8 +34,7 @@ if TYPE_CHECKING:
 
 FEDERATION, CLIENT = "federation.toml", "client.toml"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
-LOCK = ".lock"
-LIMIT, REFUSED = "message_limit", "refused.jsonl"  # between the training and `fence.py`
+LIMIT, REFUSED = "message_limit", "refused.jsonl"  # between the training and `replies.py`
 
 
 @dataclass(frozen=True)
@@ -241,34 +237,3 @@ def refuse_readable(path: Path) -> None:
     """Refuse a private key that others can read."""
     if path.exists() and path.stat().st_mode & 0o077:
         raise UserError(f"{path} can be read by others on this machine; type: chmod 600 {path}")
-
-
-@contextmanager
-def exclusively(path: Path) -> Iterator[None]:
-    """Let one process at a time work in a folder. The lock ends with the process."""
-    handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise UserError(f"Another process is at work in {path}; stop it first.") from None
-    os.utime(handle)
-    try:
-        yield
-    finally:
-        os.close(handle)
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process works in a folder. One that starts at this very moment is refused."""
-    try:
-        with exclusively(path):
-            return False
-    except UserError:
-        return True
-
-
-def locked_since(path: Path) -> float:
-    """When the process at work in a folder, or the last one, began: seconds since the epoch."""
-    lock = path / LOCK
-    return lock.stat().st_mtime if lock.exists() else 0.0

@@ -15,11 +15,14 @@ from typing import Any
 
 from corefed.base import files, shown
 from corefed.base.errors import INTERRUPTED, UserError
+from corefed.base.locks import is_locked, locked_since
 from corefed.federation import events
-from corefed.federation.operate import control, processes
+from corefed.federation.operate import processes, run_state
 from corefed.federation.operate.creating import as_federated
-from corefed.federation.operate.folder import ServerFolder, is_locked, locked_since
+from corefed.federation.operate.folder import ServerFolder
 from corefed.federation.operate.processes import LINK, say
+from corefed.federation.operate.run_state import ENDED, SUBMITTED
+from corefed.federation.operate.vigil import LOST, NOTICE, Vigil
 from corefed.federation.protocol import check_run
 from corefed.settings.config import resolve
 from corefed.settings.run import Experiment
@@ -27,18 +30,12 @@ from corefed.show import report
 from corefed.training import record
 from corefed.training.progress import progress
 
-SUBMITTED = "flower.json"
 LOOK = 0.3
 """Seconds between looks at the files."""
 ASK = (2.0, 15.0)
 """Fewest and most seconds between looks at the server: else, a quarter of the time so far."""
-HUNG = 60.0
-"""Seconds between questions to Flower while a training holds its folder; each is a process."""
 START = 20.0
 """Seconds that a run waits for a server that does not answer yet."""
-NOTICE = 15.0
-"""Seconds that a training has to notice that it was stopped."""
-ENDED = "finished:"
 
 
 def start(
@@ -84,7 +81,9 @@ def stop(directory: Path, name: str | None) -> None:
     """End the run that is going on, and wait until the training has noticed."""
     server = ServerFolder.read(directory)
     processes.require_answer(server)
-    going = {each: run for each, run in list_submitted(server).items() if not run["ended"]}
+    going = {
+        each: run for each, run in run_state.list_submitted(server).items() if not run["ended"]
+    }
     if name is not None:
         going = {each: run for each, run in going.items() if each == check_run(name)}
     if not going:
@@ -97,23 +96,10 @@ def stop(directory: Path, name: str | None) -> None:
         say(f"{each} is stopped; go on with it by: corefed federation resume {_quoted(directory)}")
 
 
-def list_submitted(server: ServerFolder) -> dict[str, dict[str, Any]]:
-    """Name -> its last submission as Flower sees it: id, status, details, whether it ended."""
-    paths = sorted(server.runs.glob(f"*/{SUBMITTED}"))
-    known = {run["id"]: run for run in control.ask(server, "runs")} if paths else {}
-    found: dict[str, dict[str, Any]] = {}
-    for path in paths:
-        number = jsonlib.loads(path.read_text(encoding="utf-8"))["run-id"]
-        run = known.get(number, {"id": number, "status": "unknown", "details": ""})
-        ended = run["status"].startswith(ENDED) or number not in known
-        found[path.parent.name] = {**run, "ended": ended}
-    return found
-
-
 def _require_idle_server(server: ServerFolder) -> None:
     """A server that answers, and trains nothing else: clients do one task at a time."""
     _wait_for_server(server)
-    for name, run in list_submitted(server).items():
+    for name, run in run_state.list_submitted(server).items():
         if run["ended"]:
             continue
         if not _is_abandoned(server, name):
@@ -135,13 +121,14 @@ def _wait_for_server(server: ServerFolder) -> None:
 
 
 def _is_abandoned(server: ServerFolder, name: str) -> bool:
-    """Whether a run that Flower takes for running was left behind by a killed server.
+    """Whether a run that Flower takes for running was left behind by a process that was killed.
 
-    Nobody works in its folder, and the server was started after it was submitted.
+    Nobody works in its folder, and somebody did, or the server was started after it was submitted.
     """
     folder = server.runs / name
-    submission = (folder / SUBMITTED).stat().st_mtime
-    return submission <= locked_since(server.path) and not is_locked(folder)
+    submitted = (folder / SUBMITTED).stat().st_mtime
+    older = submitted <= locked_since(server.path)
+    return (older or run_state.has_begun(folder)) and not is_locked(folder)
 
 
 def _submit(
@@ -157,8 +144,9 @@ def _submit(
     before = len(events.read(folder / record.EVENTS))
     app = str(server.path / "app")
     setting = f"run={jsonlib.dumps(name)}"
+    since = time.time()
     answer = processes.run_flwr(server, "run", app, LINK, "--run-config", setting, quiet=quiet)
-    text = jsonlib.dumps({"run-id": str(answer["run-id"])})
+    text = jsonlib.dumps({"run-id": str(answer["run-id"]), "since": since})
     files.replace(folder / SUBMITTED, text.encode())
     if not quiet:
         say(f"run {name}: {experiment.run.rounds} rounds of {experiment.run.method}")
@@ -195,12 +183,13 @@ def _follow(
 ) -> str:
     """Show rounds and events as they come; why the run failed, or nothing when it is complete.
 
-    `before` is the number of events that earlier submissions of the run left.
+    `before` is the number of events that earlier submissions of the run left. Where nothing comes
+    for a while, what is waited for is said.
     """
     folder = server.runs / name
     shown, heard = 0, before
-    began = looked = asked = time.monotonic()
-    ended: dict[str, Any] | None = None
+    began = looked = time.monotonic()
+    vigil = Vigil(server, name)
     while True:
         lines, _ = record.read_lines(folder / record.ROUNDS)
         happened = events.read(folder / record.EVENTS)
@@ -209,22 +198,18 @@ def _follow(
                 say(events.sentence(event))
             for line in lines[min(shown, len(lines)) :]:
                 show(line)
+        if (len(lines), len(happened)) != (shown, heard):
+            vigil.news()
         shown, heard = len(lines), len(happened)
         if (folder / record.SUMMARY).exists():
             return ""
-        if ended is not None:  # and the files were read once more after that
-            return _reason(ended, happened)
+        if vigil.over is not None:  # and the files were read once more after that
+            return _reason(vigil.over, happened)
         now = time.monotonic()
         if now - looked <= min(ASK[1], max(ASK[0], (now - began) / 4)):
             time.sleep(LOOK)
             continue
-        if not processes.is_answering(server, 10.0):
-            return "The server does not answer any more."
-        # After its first event a training holds its folder until it ends, and Flower is not asked.
-        if now - asked > HUNG or heard == before or not is_locked(folder):
-            run = list_submitted(server)[name]
-            ended = run if run["ended"] else None
-            asked = time.monotonic()
+        vigil.look()
         looked = time.monotonic()
 
 
@@ -232,6 +217,8 @@ def _reason(run: dict[str, Any], happened: Sequence[dict[str, Any]]) -> str:
     """Why a run ended before its last round."""
     if run["status"] == f"{ENDED}stopped":
         return "The run was stopped."
+    if run["status"] == LOST:
+        return str(run["details"])
     last = happened[-1] if happened else {}
     if last.get("event") == "stopped":
         return str(last["reason"])

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -28,15 +29,18 @@ from importlib.util import find_spec
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from corefed.base import files, machine, shown
 from corefed.base.errors import UserError
+from corefed.federation.engine import signals
 from corefed.federation.operate.address import Address
 from corefed.federation.operate.folder import ClientFolder, ServerFolder
 
 LINK = "corefed"
 """Name of the connection in Flower's own configuration."""
+SECRET, PORT = "executor.secret", "link.port"
+"""In FLWR_HOME: by which an executor may take tasks, and where SuperLink listens."""
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -48,6 +52,8 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOG_BYTES, LOG_FILES = 10_000_000, 3
 GRACE = 8.0
 """Seconds a program has to end before it is killed."""
+PATIENCE = 60.0
+"""Seconds that a command of Flower's has to answer; one of a frozen server never would."""
 
 
 def say(text: str) -> None:
@@ -59,27 +65,90 @@ def require_flower() -> None:
         raise UserError("Federations need Flower: pip install 'corefed[flower]'.")
 
 
-def superlink_command(server: ServerFolder) -> list[str]:
-    return [
-        *(sys.executable, "-m", "corefed.federation.engine.fence"),
-        *("--host", server.bind, "--port", str(server.address.port)),
+class Part(NamedTuple):
+    """A program that a server or a client consists of; `Program` runs it."""
+
+    name: str
+    command: list[str]
+    environment: Mapping[str, str]
+    log: Path
+
+
+def server_parts(server: ServerFolder) -> list[Part]:
+    """What a server consists of, in the order of starting, once its home is prepared.
+
+    Each part can be started again by itself, with the same command.
+    """
+    home = server.path / "flower"
+    environment = server_environment(server)
+    link = str(link_address(server))
+    superlink = [
+        *_ours("stock", "flower-superlink"),
+        *("--host", link_address(server).host, "--port", str(link_address(server).port)),
         *("--ssl-ca-certfile", str(server.path / "ca.crt")),
         *("--ssl-certfile", str(server.path / "server.crt")),
         *("--ssl-keyfile", str(server.path / "server.key")),
         *("--database", str(server.path / "link.db")),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(home / SECRET)),
         "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
     ]
-
-
-def supernode_command(client: ClientFolder) -> list[str]:
+    executor = _executor(home, link, server.path / "ca.crt")
+    gate = _ours("gate")
     return [
-        *(sys.executable, "-m", "corefed.federation.engine.node"),
+        Part("superlink", superlink, environment, home / "server.log"),
+        Part("executor", executor, environment, home / "executor.log"),
+        Part("gate", gate, environment | {"COREFED_LINK": link}, home / "gate.log"),
+    ]
+
+
+def client_parts(client: ClientFolder, data: str, device: str | None) -> list[Part]:
+    """What a client consists of, as for a server."""
+    home = client.path / "flower"
+    environment = client_environment(client, data, device)
+    port = free_port()
+    supernode = [
+        *_ours("node"),
         *("--superlink", str(client.address)),
         *("--root-certificates", str(client.path / "ca.crt")),
         *("--auth-supernode-private-key", str(client.path / "key")),
-        *("--host", "127.0.0.1", "--port", str(free_port())),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--ssl-ca-certfile", str(home / "own-ca.crt")),
+        *("--ssl-certfile", str(home / "own.crt")),
+        *("--ssl-keyfile", str(home / "own.key")),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(home / SECRET)),
     ]
+    executor = _executor(home, f"127.0.0.1:{port}", home / "own-ca.crt")
+    return [
+        Part("supernode", supernode, environment, home / "client.log"),
+        Part("executor", executor, environment, home / "executor.log"),
+    ]
+
+
+def _ours(name: str, *arguments: str) -> list[str]:
+    """A program of `corefed.federation.engine`."""
+    return [sys.executable, "-m", f"corefed.federation.engine.{name}", *arguments]
+
+
+def _executor(home: Path, address: str, authority: Path) -> list[str]:
+    return [
+        *_ours("warm"),
+        *("--runtime-api-address", address),
+        *("--root-certificates", str(authority)),
+        *("--superexec-auth-secret-file", str(home / SECRET)),
+    ]
+
+
+def link_address(server: ServerFolder) -> Address:
+    """Where SuperLink listens: on this machine, behind the gate that clients reach."""
+    place = server.path / "flower" / PORT
+    try:
+        return Address(server.own_address.host, int(place.read_text()))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"There is no {place}: start the server with: corefed federation server "
+            f"{shlex.quote(str(server.path))}"
+        ) from error
 
 
 def server_environment(server: ServerFolder) -> dict[str, str]:
@@ -97,14 +166,14 @@ def client_environment(client: ClientFolder, data: str, device: str | None) -> d
 
 
 def _environment(path: Path) -> dict[str, str]:
-    """For Flower's programs. What they start by name is ours, or is not found.
+    """For Flower's programs. What they would start by name is not found.
 
     A site's machine has other work too, so threads wait passively, on the cores it may use.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "COREFED_"))}
     kept |= {k: v for k, v in os.environ.items() if k == "COREFED_DATA"}
     home = path / "flower"
-    programs = os.pathsep.join([str(home / "bin"), *("/usr/bin", "/bin")])
+    programs = os.pathsep.join(("/usr/bin", "/bin"))
     # Processes of one machine talk over the loopback, even where a proxy is set.
     direct = ",".join(filter(None, [kept.get("NO_PROXY", kept.get("no_proxy", "")), OWN_HOSTS]))
     proxies = {"NO_PROXY": direct, "no_proxy": direct}
@@ -112,22 +181,34 @@ def _environment(path: Path) -> dict[str, str]:
 
 
 def prepare_home(path: Path, server: ServerFolder | None = None) -> None:
-    """FLWR_HOME with our `flower-superexec`, and the connection that `flwr` uses."""
+    """FLWR_HOME with what the parts share: a new secret, and certificates or a port."""
     home = path / "flower"
-    program = '#!/bin/sh\nexec {} -m corefed.federation.engine.warm "$@"\n'
     try:
-        (home / "bin").mkdir(mode=0o700, parents=True, exist_ok=True)
-        text = program.format(shlex.quote(sys.executable))
-        files.replace(home / "bin" / "flower-superexec", text.encode(), 0o755)
-        if server is not None:
-            connection = (
-                f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n'
-                f"address = {json.dumps(str(server.own_address))}\n"
-                f"root-certificates = {json.dumps(str(server.path / 'ca.crt'))}\n"
-            )
-            files.replace(home / "config.toml", connection.encode(), 0o600)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.replace(home / SECRET, secrets.token_bytes(32), 0o600)
+        if server is None:
+            _certify(home)
+            return
+        files.replace(home / PORT, str(free_port(server.own_address.host)).encode(), 0o600)
+        connection = (
+            f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n'
+            f"address = {json.dumps(str(link_address(server)))}\n"
+            f"root-certificates = {json.dumps(str(server.path / 'ca.crt'))}\n"
+        )
+        files.replace(home / "config.toml", connection.encode(), 0o600)
     except OSError as error:
         raise UserError(f"Cannot write into {home}: {error.strerror}.") from error
+
+
+def _certify(home: Path) -> None:
+    """What a client's SuperNode shows its own executor, so that no other program can pose as it."""
+    from corefed.federation.operate import certificates  # cryptography is an extra
+
+    authority = certificates.make_authority("a client's own programs")
+    own = certificates.sign_server(authority, "127.0.0.1")
+    files.replace(home / "own-ca.crt", authority.public, 0o600)
+    files.replace(home / "own.crt", own.public, 0o600)
+    files.replace(home / "own.key", own.key, 0o600)
 
 
 class Program:
@@ -137,6 +218,7 @@ class Program:
         say(f"$ {shlex.join(command)}")
         self.log = log
         self.last: deque[str] = deque(maxlen=20)
+        self.broken = False  # a thread of it ended by an error
         self.process = subprocess.Popen(
             command,
             env=dict(environment),
@@ -151,16 +233,22 @@ class Program:
     def _read(self) -> None:
         assert self.process.stdout is not None
         log = logging.Logger("flower")
-        log.addHandler(
-            RotatingFileHandler(self.log, maxBytes=LOG_BYTES, backupCount=LOG_FILES, delay=True)
+        handler = RotatingFileHandler(
+            self.log, maxBytes=LOG_BYTES, backupCount=LOG_FILES, delay=True
         )
-        for raw in self.process.stdout:
-            line = raw.decode(errors="replace").rstrip("\n")
-            plain = COLOURS.sub("", line)
-            self.last.append(plain)
-            log.info("%s", plain)
-            with suppress(OSError, ValueError):  # nobody may be listening any more
-                say(line if sys.stderr.isatty() else plain)
+        handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk
+        log.addHandler(handler)
+        with self.process.stdout as output:
+            for raw in output:
+                line = raw.decode(errors="replace").rstrip("\n")
+                plain = COLOURS.sub("", line)
+                self.last.append(plain)
+                self.broken = self.broken or plain.startswith("Exception in thread ")
+                log.info("%s", plain)
+                with suppress(OSError, ValueError):  # nobody may be listening any more
+                    say(line if sys.stderr.isatty() else plain)
+        with suppress(OSError):
+            handler.close()
 
     def running(self) -> bool:
         return self.process.poll() is None
@@ -195,23 +283,37 @@ def run_flwr(server: ServerFolder, *arguments: str, quiet: bool = False) -> dict
     if not quiet:
         say(f"$ {shlex.join(['flwr', *command[-len(arguments) - 2 :]])}")
     environment = server_environment(server)
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
+    words = f"`flwr {' '.join(arguments[:2])}`"
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=PATIENCE,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"{words} did not end within {PATIENCE:.0f} s.") from error
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         answer = {"success": False, "error-message": done.stderr or done.stdout}
     if not answer.get("success"):
-        words = COLOURS.sub("", str(answer.get("error-message", ""))).split()
-        raise UserError(f"`flwr {' '.join(arguments[:2])}` failed: {' '.join(words)}")
+        reason = COLOURS.sub("", str(answer.get("error-message", ""))).split()
+        raise UserError(f"{words} failed: {' '.join(reason)}")
+    if arguments[0] == "run":
+        signals.ring(server.path / "flower")  # there is a task for the executor
     return answer
 
 
-def is_answering(server: ServerFolder, timeout: float = 2.0) -> bool:
-    """Whether a SuperLink with this federation's certificate answers on this machine."""
+def is_answering(
+    server: ServerFolder, timeout: float = 2.0, address: Address | None = None
+) -> bool:
+    """Whether a server with this federation's certificate answers on this machine, at its own
+    address or at another one."""
     context = ssl.create_default_context(cafile=str(server.path / "ca.crt"))
-    host, port = server.own_address
+    host, port = address or server.own_address
     connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
     try:
         connection.request("GET", "/health")
@@ -231,13 +333,18 @@ def require_answer(server: ServerFolder) -> None:
 
 
 def wait_for_answer(
-    server: ServerFolder, program: Program, seconds: float, stop_signal: Callable[[], int | None]
+    server: ServerFolder,
+    programs: list[Program],
+    seconds: float,
+    stop_signal: Callable[[], int | None],
 ) -> None:
-    """Until SuperLink answers or a signal asks to stop; a sentence if it does not answer."""
+    """Until the server answers or a signal asks to stop; a sentence if it does not answer."""
     until = time.monotonic() + seconds
     while stop_signal() is None and not is_answering(server):
-        if not program.running() or time.monotonic() > until:
-            what = "does not answer" if program.running() else "ended"
+        ended = [program for program in programs if not program.running()]
+        if ended or time.monotonic() > until:
+            program = (ended or programs)[0]
+            what = "ended" if ended else "does not answer"
             program.stop()
             raise UserError(
                 f"The SuperLink at {server.own_address} {what}; {program.log} has its output: "
@@ -259,9 +366,9 @@ def refuse_taken_port(address: Address) -> None:
             ) from error
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 

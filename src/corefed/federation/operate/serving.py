@@ -14,10 +14,12 @@ from pathlib import Path
 from urllib.request import getproxies, proxy_bypass
 
 from corefed.base.errors import UserError
-from corefed.federation.operate import processes, registering
+from corefed.base.locks import exclusively
+from corefed.federation.operate import clock, processes, registering
 from corefed.federation.operate.certificates import days_left
-from corefed.federation.operate.folder import ClientFolder, ServerFolder, exclusively
+from corefed.federation.operate.folder import ClientFolder, ServerFolder
 from corefed.federation.operate.processes import Program, say
+from corefed.federation.operate.supervising import EndedError, Supervisor, supervised
 
 START = 90.0
 """Seconds SuperLink has to answer; importing Flower on a busy machine takes some."""
@@ -27,8 +29,8 @@ WARN_DAYS = 30
 REFUSED = 60.0
 """Seconds that a client keeps asking a server that refuses its key: it may soon be registered, or
 an earlier session may still have to expire."""
-QUICKLY, AGAIN, TRIES = 10.0, 3.0, 3
-"""A SuperNode that ends within this many seconds is started again after a pause, so many times."""
+ANSWER = 3.0
+"""Seconds that SuperLink has for one answer, when it is watched."""
 
 StopSignal = Callable[[], "int | None"]  # the signal that asks to stop, if one came
 
@@ -42,29 +44,40 @@ def serve(directory: Path) -> int:
     with exclusively(server.path), processes.catch_stop_signals() as stop_signal:
         processes.refuse_taken_port(server.own_address)
         processes.prepare_home(server.path, server)
-        log = server.path / "flower" / "server.log"
-        program = Program(
-            processes.superlink_command(server), processes.server_environment(server), log
-        )
-        try:
-            processes.wait_for_answer(server, program, START, stop_signal)
-            return _keep_serving(server, program, stop_signal)
-        finally:
-            program.stop()
+        with supervised(processes.server_parts(server), _answers(server)) as supervisor:
+            # Nothing is started again yet: what fails at its first start needs the operator.
+            processes.wait_for_answer(server, supervisor.programs(), START, stop_signal)
+            try:
+                return _keep_serving(server, supervisor, stop_signal)
+            except EndedError as error:
+                say(f"error: {error}")
+                return 1
 
 
-def _keep_serving(server: ServerFolder, program: Program, stop_signal: StopSignal) -> int:
+def _answers(server: ServerFolder) -> dict[str, Callable[[], bool]]:
+    """How to see that a part answers. The gate is asked only while SuperLink behind it does."""
+    link, last = processes.link_address(server), {"superlink": False}
+
+    def superlink() -> bool:
+        last["superlink"] = processes.is_answering(server, ANSWER, link)
+        return last["superlink"]
+
+    def gate() -> bool:
+        return not last["superlink"] or processes.is_answering(server, ANSWER)
+
+    return {"superlink": superlink, "gate": gate}
+
+
+def _keep_serving(server: ServerFolder, supervisor: Supervisor, stop_signal: StopSignal) -> int:
     seen: dict[str, str] | None = None
     while stop_signal() is None:
-        if not program.running():
-            say(f"error: SuperLink ended; {program.log} has its output: {program.last_lines()}")
-            return 1
+        supervisor.look()
         server = _reread(server)
         now = registering.key_digests(server)
         if now == seen:
             _pause(LOOK, stop_signal)
         elif not _synchronise(server):
-            _pause(LOOK_AGAIN, stop_signal)
+            _pause(LOOK_AGAIN, stop_signal, supervisor.look)
         else:
             if seen is None:
                 place = shlex.quote(str(server.path))
@@ -99,13 +112,21 @@ def join(directory: Path, data: str, device: str | None) -> int:
     """Run SuperNode for a client's data; an exit code."""
     processes.require_flower()
     client = ClientFolder.read(directory)
-    environment = processes.client_environment(client, _absolute(data), device)
+    where = _absolute(data)
     with exclusively(client.path), processes.catch_stop_signals() as stop_signal:
-        check_data(environment)
+        check_data(processes.client_environment(client, where, device))
         processes.prepare_home(client.path)
         if not _reach(client, stop_signal):
             return _exit_code(stop_signal)
-        return _stay(client, environment, stop_signal)
+        parts = processes.client_parts(client, where, device)
+        with supervised(parts, excuse=Excuses(client)) as supervisor:
+            try:
+                while stop_signal() is None:
+                    _pause(LOOK, stop_signal, supervisor.look)
+            except EndedError as error:
+                say(f"error: {error}")
+                return 1
+        return _exit_code(stop_signal)
 
 
 def check_data(environment: Mapping[str, str]) -> None:
@@ -129,12 +150,14 @@ def _reach(client: ClientFolder, stop_signal: StopSignal) -> bool:
                 socket.create_connection(client.address, timeout=10) as plain,
                 context.wrap_socket(plain, server_hostname=client.address.host),
             ):
-                return True
+                pass
+            clock.refuse_skew(client)
+            return True
         except ssl.SSLCertVerificationError as error:
             raise UserError(
                 f"The server at {client.address} shows a certificate that {client.path}/ca.crt "
                 f"does not vouch for ({error.verify_message}); is it the right server, and ca.crt "
-                "that of this federation?"
+                f"that of this federation?{clock.hint(error.verify_message)}"
             ) from error
         except ssl.SSLError as error:
             raise UserError(
@@ -148,39 +171,34 @@ def _reach(client: ClientFolder, stop_signal: StopSignal) -> bool:
     return False
 
 
-def _stay(client: ClientFolder, environment: Mapping[str, str], stop_signal: StopSignal) -> int:
-    """Keep a SuperNode running. It ends when the server refuses it, or by a crash."""
-    log = client.path / "flower" / "client.log"
-    refused_since: float | None = None
-    short = 0
-    while True:
-        began = time.monotonic()
-        program = Program(processes.supernode_command(client), environment, log)
-        try:
-            while stop_signal() is None and program.running():
-                time.sleep(0.1)
-        finally:
-            program.stop()
-        if stop_signal() is not None:
-            return _exit_code(stop_signal)
+class Excuses:
+    """Why a SuperNode ended that is not to blame: the server refused it, or could not take it."""
+
+    def __init__(self, client: ClientFolder) -> None:
+        self.client = client
+        self.since = self.last = 0.0  # of the refusals that follow each other
+
+    def __call__(self, name: str, program: Program) -> str:
+        """The sentence to print, or nothing; a UserError where the server refuses for too long."""
         if program.has_logged("Failed to activate"):
-            refused_since = refused_since or began
+            client, now = self.client.name, time.monotonic()
             sentence = (
-                f"The server refuses the key of {client.name}: it is not registered there (the "
-                f"operator puts key.pub into server/clients/{client.name}.pub), or another "
-                "process uses it."
+                f"The server refuses the key of {client}: it is not registered there (the operator "
+                f"puts key.pub into server/clients/{client}.pub), or another process uses it."
             )
-            if time.monotonic() - refused_since > REFUSED:
+            if now - self.last > REFUSED:
+                self.since = now
+            self.last = now
+            if now - self.since > REFUSED:
                 raise UserError(sentence)
-            say(f"{sentence} Trying again.")
-        elif time.monotonic() - began > QUICKLY:
-            refused_since, short = None, 0
-        elif short + 1 >= TRIES:
-            say(f"error: SuperNode ended; {log} has its output: {program.last_lines()}")
-            return 1
-        else:
-            short += 1
-        _pause(AGAIN, stop_signal)
+            return sentence
+        if program.has_logged("Failed to initialize the connection"):
+            last = program.last_lines()
+            return f"The server has an error of its own, and takes no clients now: {last}."
+        if program.has_logged("terminated gracefully"):  # by the server's answer 401
+            clock.refuse_skew(self.client)
+            return "The server does not believe that this client is who it says it is."
+        return ""
 
 
 def _check_certificate(server: ServerFolder) -> None:
@@ -200,9 +218,12 @@ def _absolute(data: str) -> str:
     return str(Path(data).expanduser().absolute())
 
 
-def _pause(seconds: float, stop_signal: StopSignal) -> None:
+def _pause(
+    seconds: float, stop_signal: StopSignal, meanwhile: Callable[[], None] = lambda: None
+) -> None:
     until = time.monotonic() + seconds
     while stop_signal() is None and time.monotonic() < until:
+        meanwhile()
         time.sleep(0.1)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from corefed.base.locks import is_locked
 from corefed.federation import events
-from corefed.federation.operate import following, processes, registering
+from corefed.federation.operate import processes, registering, run_state
 from corefed.federation.operate.folder import ServerFolder
+from corefed.federation.operate.run_state import Facts
 from corefed.settings import toml
 from corefed.training import record
 
@@ -26,11 +29,11 @@ def read_status(directory: Path) -> dict[str, Any]:
     server = ServerFolder.read(directory)
     up = processes.is_answering(server)
     states = registering.client_states(server) if up else {}
-    flower = following.list_submitted(server) if up else {}
+    flower = run_state.list_submitted(server) if up else {}
     runs = {}
     for path in sorted(server.runs.glob(f"*/{record.EXPERIMENT}")):
         folder = path.parent
-        runs[folder.name] = _run(folder, flower.get(folder.name))
+        runs[folder.name] = _run(folder, flower.get(folder.name), answers=up)
     return {
         "server": f"answers at {server.own_address}" if up else "is not running",
         "clients": {
@@ -41,13 +44,19 @@ def read_status(directory: Path) -> dict[str, Any]:
     }
 
 
-def _run(folder: Path, flower: dict[str, Any] | None) -> dict[str, Any]:
+def _run(folder: Path, flower: dict[str, Any] | None, *, answers: bool) -> dict[str, Any]:
     values = toml.read(record.settings_file(folder))
     lines, _ = record.read_lines(folder / record.ROUNDS)
     happened = events.read(folder / record.EVENTS)
+    facts = Facts(
+        trains=is_locked(folder),
+        begun=run_state.has_begun(folder),
+        answers=answers,
+        submitted=flower is not None and not flower["ended"],
+        silent=run_state.read_silent(folder),
+    )
     complete = (folder / record.SUMMARY).exists()
-    going = flower is not None and not flower["ended"]
-    state = "complete" if complete else "going on" if going else "stopped"
+    state = "complete" if complete else run_state.describe(facts, time.time())
     absent = {
         str(event["client"]): str(event["reason"])
         for event in happened

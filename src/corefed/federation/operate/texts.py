@@ -76,6 +76,9 @@ Environment=COREFED=/opt/corefed/bin/corefed
 ExecStart=/srv/corefed/{place}/start.sh{arguments}
 Restart=on-failure
 RestartSec=10
+# corefed tells systemd every few seconds that it watches its programs; frozen, it is restarted.
+NotifyAccess=main
+WatchdogSec=180
 KillSignal=SIGTERM
 TimeoutStopSec=20
 NoNewPrivileges=true
