@@ -19,23 +19,26 @@ from corefed.data import columns, profile
 from corefed.data.cells import BLOCK, shorten
 from corefed.data.columns import Column
 from corefed.data.profile import Role
-from corefed.data.sources import Block, Cells, Source
+from corefed.data.sources import Block, Source
+from corefed.data.values import Numbers
 
 CATEGORICAL = ("category", "categorical", "enum")
 """Types of pandas and polars."""
+
+FrameCells = Sequence[str] | Numbers
 
 
 class Frame(NamedTuple):
     """The columns of a DataFrame as cells."""
 
-    cells: dict[str, Cells]
+    cells: dict[str, FrameCells]
     unfit: dict[str, str]  # columns that are neither numbers nor text, and what they are
     categorical: frozenset[str]
     rows: int
 
     def of(self, rows: Sequence[int]) -> Frame:
         """Some of the rows."""
-        cells: dict[str, Cells] = {
+        cells: dict[str, FrameCells] = {
             name: each[list(rows)] if isinstance(each, np.ndarray) else [each[row] for row in rows]
             for name, each in self.cells.items()
         }
@@ -52,7 +55,7 @@ def read(x: Any, without: Sequence[str] = ()) -> Frame:
     """All columns but those `without`."""
     if isinstance(x, Frame):
         return x
-    cells: dict[str, Cells] = {}
+    cells: dict[str, FrameCells] = {}
     unfit: dict[str, str] = {}
     categorical = set()
     for column in x.columns:
@@ -79,7 +82,7 @@ def _missing(series: Any, values: Any) -> Any:
     return np.array([each is None for each in values])
 
 
-def _cells(values: Any, missing: Any, categorical: bool) -> Cells:
+def _cells(values: Any, missing: Any, categorical: bool) -> FrameCells:
     if values.dtype.kind in "iuf" and not categorical:
         return np.where(missing, np.nan, values.astype(np.float64))
     if values.dtype.kind == "O" and not categorical:  # such as pandas' Int64 with gaps
@@ -112,7 +115,7 @@ def layout(frames: Sequence[Frame], where: Sequence[str]) -> tuple[Column, ...]:
         for each in frames:
             yield from _blocks(each, wanted)
 
-    source = Source(Path("X"), tuple(names), "row", blocks, unfit)
+    source = Source(Path("X"), tuple(names), blocks, unfit)
     roles: dict[str, Role] = dict.fromkeys(names, "number")
     found = profile.scan(source, roles)
     return tuple(profile.make_column(source, found[name], name in categorical) for name in names)
