@@ -15,6 +15,7 @@ from corefed.base.errors import UserError
 from corefed.coreset import coreset
 from corefed.coreset.coreset import Coreset, Diagnostics
 from corefed.federation import events, joining, store
+from corefed.federation.operate import following
 from corefed.federation.protocol import Agreement
 from corefed.federation.trust.privacy import Ledger
 from corefed.settings.config import resolve, to_dict
@@ -137,6 +138,8 @@ KINDS = [
     Kind("agreement.json", replaced("agreement.json", joining.encode_agreement(AGREEMENT)),
          lambda f: joining.read_agreement(f / "agreement.json")),
     Kind("events.jsonl", log, happened),
+    Kind(following.SUBMITTED, replaced(following.SUBMITTED, digests.to_json({"run-id": "71"})),
+         lambda f: following._submission(f / following.SUBMITTED)),
     Kind("privacy.json", released, lambda f: Ledger(f / "privacy.json").spent(1e-5)),
     Kind("run/about.json", kept,
          lambda f: store.Store(f).claim("run", "e", "d", name="alice", agreement="a")),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from corefed.base import files, shown
+from corefed.base import digests, files, shown
 from corefed.base.errors import INTERRUPTED, UserError
 from corefed.federation import events
 from corefed.federation.operate import control, processes
@@ -103,11 +103,23 @@ def list_submitted(server: ServerFolder) -> dict[str, dict[str, Any]]:
     known = {run["id"]: run for run in control.ask(server, "runs")} if paths else {}
     found: dict[str, dict[str, Any]] = {}
     for path in paths:
-        number = jsonlib.loads(path.read_text(encoding="utf-8"))["run-id"]
+        number = _submission(path)
         run = known.get(number, {"id": number, "status": "unknown", "details": ""})
         ended = run["status"].startswith(ENDED) or number not in known
         found[path.parent.name] = {**run, "ended": ended}
     return found
+
+
+def _submission(path: Path) -> str:
+    """Flower's number of a run, from flower.json."""
+    try:
+        return str(digests.read_json(path)["run-id"])
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
+    except (ValueError, KeyError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}); remove it if that run is not going on."
+        ) from error
 
 
 def _require_idle_server(server: ServerFolder) -> None:
@@ -158,8 +170,8 @@ def _submit(
     app = str(server.path / "app")
     setting = f"run={jsonlib.dumps(name)}"
     answer = processes.run_flwr(server, "run", app, LINK, "--run-config", setting, quiet=quiet)
-    text = jsonlib.dumps({"run-id": str(answer["run-id"])})
-    files.replace(folder / SUBMITTED, text.encode())
+    submission = digests.to_json({"run-id": str(answer["run-id"])})
+    files.replace(folder / SUBMITTED, submission)
     if not quiet:
         say(f"run {name}: {experiment.run.rounds} rounds of {experiment.run.method}")
     try:
