@@ -18,6 +18,12 @@ _EXPORTS = {
     "train": "corefed.training.rounds",
 }
 
+__all__ = ["__version__", *_EXPORTS]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 def __getattr__(name: str) -> object:
     if name not in _EXPORTS:

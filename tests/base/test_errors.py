@@ -6,7 +6,7 @@ import pytest
 
 from corefed.base.errors import did_you_mean
 
-KNOWN = ("labels", "shards", "Site")
+KNOWN = ("labels", "shards", "Site", "match", "batch_size")
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,7 @@ KNOWN = ("labels", "shards", "Site")
     [
         ("label", " Did you mean 'labels'?", "; did you mean 'labels'?"),
         ("SITE", " Did you mean 'Site'?", "; did you mean 'Site'?"),
+        ("batch", " Did you mean 'batch_size'?", "; did you mean 'batch_size'?"),
         ("q", "", "; there are three."),
     ],
 )

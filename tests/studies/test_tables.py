@@ -84,7 +84,7 @@ def test_a_cell_that_fails_leaves_the_others(tmp_path: Path) -> None:
 def test_a_cell_of_other_settings_is_refused(tmp_path: Path) -> None:
     cells.outcomes(TWO[1:], tmp_path, QUIET, jobs=1)
     other = [small("Plain", method="fedavg", learning_rate=0.5)]
-    with pytest.raises(UserError, match=r"learning_rate \(0.02 there, 0.5 here\)"):
+    with pytest.raises(UserError, match=r"learning_rate \(0.07 there, 0.5 here\)"):
         cells.outcomes(other, tmp_path, QUIET, jobs=1)
 
 

@@ -27,7 +27,8 @@ def did_you_mean(
     """
     names = list(known)
     alike = [each for each in names if each.casefold() == name.casefold()]
-    nearest = alike or get_close_matches(name, names, n=1, cutoff=0.5)
+    whole = [each for each in names if name in each.split("_")]  # batch: batch_size, not match
+    nearest = alike or whole or get_close_matches(name, names, n=1, cutoff=0.5)
     if not nearest:
         return f"; {otherwise}." if otherwise else ""
     shown = repr((written or {}).get(nearest[0], nearest[0]))

@@ -61,6 +61,19 @@ def bars(
             drawn.stop()
 
 
+@contextmanager
+def loading(what: str, *, silent: bool = False) -> Iterator[None]:
+    """Say on a terminal that something is loaded, for as long as it takes."""
+    if silent or not sys.stderr.isatty():
+        yield
+        return
+    print(f"loading {what} ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
 def track(items: Sequence[Item], title: str, console: Console | None = None) -> Iterator[Item]:
     """The items one by one, with a bar that counts them."""
     with bars(console=console) as shown:
@@ -84,5 +97,6 @@ def _make_bars(keep: bool, console: Console | None) -> Progress | None:
         progress.BarColumn(bar_width=30),
         progress.TextColumn("{task.fields[text]}", markup=False),
         progress.TimeRemainingColumn(),
+        progress.TextColumn("left"),
     )
     return progress.Progress(*columns, console=console, transient=not keep)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from typing import Annotated
 
@@ -33,6 +34,9 @@ from corefed.commands import (
     watch,
 )
 
+HINTED_TWICE = re.compile(r"( Did you mean '[^']*'\?)\1")
+"""Both click and typer hint at the nearest command."""
+
 if "torch" not in sys.modules:  # where it is loaded, it has read them, and the program is another's
     os.environ.update(machine.polite(os.environ))
 
@@ -41,7 +45,6 @@ app = typer.Typer(
     epilog="Start with: corefed run. Then: corefed run --method pfedbayes, and corefed compare "
     "runs/*.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command(epilog=run.EXAMPLES)(run.run)
@@ -84,7 +87,10 @@ def main(arguments: list[str] | None = None) -> None:
     except UserError as error:
         _fail(str(error))
     except click.ClickException as error:  # a flag that click itself refuses
-        _fail(error.format_message())
+        sentence = error.format_message()
+        if not sentence:  # no command: the help has been printed
+            sys.exit(error.exit_code)
+        _fail(HINTED_TWICE.sub(r"\1", sentence))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)  # 128 + SIGINT, what a shell expects
     sys.exit(code if isinstance(code, int) else 0)

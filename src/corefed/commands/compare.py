@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
-from corefed.base.shown import say
+from corefed.base.shown import say, say_note
 from corefed.commands.options import Json
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="DIR...")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of runs, or folders that hold some.", metavar="DIR..."),
+    ],
     json: Json = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the learning curves into this file (.png, .svg).")
@@ -28,7 +31,10 @@ def compare(
     """
     from corefed.show import report, verdict  # rich takes a while
 
-    results = report.load(folders)
+    runs, others = report.find_runs(folders)
+    if runs and others:
+        say_note(f"no runs: {', '.join(map(str, others))}")
+    results = report.load(runs or folders)
     if plot is not None:
         report.plot(results, plot)
     if json:

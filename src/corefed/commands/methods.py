@@ -9,6 +9,7 @@ import typer
 
 from corefed.base.errors import UserError
 from corefed.base.shown import console, say
+from corefed.commands import completing
 from corefed.commands.options import Json
 from corefed.methods.registry import METHODS, config_class, module
 
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show this method's settings.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(autocompletion=completing.method_names, help="Show this method's settings."),
+    ] = None,
     every: Annotated[
         bool,
         typer.Option(

@@ -8,12 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
+from corefed.commands import completing
 from corefed.methods.registry import METHODS
 
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")]
 ConfigFile = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
-MethodName = Annotated[str | None, typer.Option(help=f"One of {', '.join(METHODS)}.")]
-DataName = Annotated[str | None, typer.Option(help="A data set; see `corefed datasets`.")]
+MethodName = Annotated[
+    str | None,
+    typer.Option(help=f"One of {', '.join(METHODS)}.", autocompletion=completing.method_names),
+]
+DataName = Annotated[
+    str | None,
+    typer.Option(help="A data set; see `corefed datasets`.", autocompletion=completing.data_names),
+]
 Target = Annotated[
     str | None, typer.Option(help="Of a table: the column to predict.", metavar="COLUMN")
 ]
@@ -51,7 +58,13 @@ DataDir = Annotated[
     Path | None, typer.Option(help="Where data lie, before $COREFED_DATA and the cache.")
 ]
 SettingOptions = Annotated[
-    list[str] | None, typer.Option("--set", help="Any setting.", metavar="KEY=VALUE")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Any setting.",
+        metavar="KEY=VALUE",
+        autocompletion=completing.setting_names,
+    ),
 ]
 Seed = Annotated[int | None, typer.Option(help="A seed of the run; its first if not given.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")]

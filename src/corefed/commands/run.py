@@ -17,6 +17,7 @@ import typer
 
 from corefed.base.errors import INTERRUPTED, LOST, UserError
 from corefed.base.place import Place, find_place
+from corefed.base.progress import loading
 from corefed.base.shown import say
 from corefed.commands import workers as launcher
 from corefed.commands.options import (
@@ -108,9 +109,10 @@ def run(
     place = _place(workers, worker_timeout, out or resume)
     if resume is not None and out is not None:
         raise UserError("--resume goes on in its own folder; leave out --out.")
-    from corefed.settings.config import resolve
-    from corefed.show import report, tracking  # torch takes a second
-    from corefed.training import record
+    with loading("PyTorch", silent=quiet or json):  # seconds, the first time
+        from corefed.settings.config import resolve
+        from corefed.show import report, tracking
+        from corefed.training import record
 
     given = run_flags(
         method=method,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from corefed.base.errors import INTERRUPTED, UserError
+from corefed.base.progress import loading
 from corefed.base.shown import say
 from corefed.commands.options import (
     Channels,
@@ -106,10 +107,11 @@ def tune(
 
     Test points are not used. It ends with a table, a picture, and a file for `corefed run`.
     """
-    from corefed.settings.config import resolve  # torch takes a second
-    from corefed.training import candidates as planning
-    from corefed.training import record
-    from corefed.training.search_folder import SearchFolder
+    with loading("PyTorch", silent=quiet or json):  # seconds, the first time
+        from corefed.settings.config import resolve
+        from corefed.training import candidates as planning
+        from corefed.training import record
+        from corefed.training.search_folder import SearchFolder
 
     given = run_flags(
         method=method,

@@ -48,6 +48,24 @@ class RunResult(NamedTuple):
     lines: list[dict[str, Any]]
 
 
+def find_runs(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The folders of runs among `paths` and one level below them, and what is neither.
+
+    So `runs/*` may hold pages, and folders that keep several runs together.
+    """
+    found: list[Path] = []
+    others: list[Path] = []
+    for path in paths:
+        inside = [path] if record.begun(path) else sorted(filter(record.begun, _entries(path)))
+        found += inside
+        others += [] if inside else [path]
+    return list(dict.fromkeys(found)), others
+
+
+def _entries(path: Path) -> list[Path]:
+    return list(path.iterdir()) if path.is_dir() else []
+
+
 def load(folders: Sequence[Path]) -> list[RunResult]:
     return [RunResult(path, *record.read(path)) for path in folders]
 

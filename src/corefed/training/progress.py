@@ -15,6 +15,7 @@ def progress(total: int, *, silent: bool = False) -> Iterator[Callable[[dict[str
     """Yields a function that shows a round's line; without a terminal, only those with metrics."""
     known: dict[str, str] = {}
     with bars(keep=True, silent=silent) as shown:
+        shown.show("round", 0, total, f"0/{total}  preparing")
 
         def show(line: dict[str, Any]) -> None:
             known.update(_numbers(line))

@@ -32,27 +32,23 @@ Flags = dict[str, object]
 
 MATCHING: Flags = {"method": "coreset-pfedbayes", "preset": "matching"}
 """Coresets by the paper's selector: what its tables and figures are about."""
+DEFAULT: Flags = {"method": "coreset-pfedbayes"}
+"""Coresets as they come, by the default selector."""
 
 _BAYESIAN: Flags = {
     "eta_1": 0.001, "eta_2": 0.001, "initial_rho": -3.0, "anneal": 0.0, "by_layer": False,
 }  # fmt: skip
 _SGD: Flags = {"learning_rate": 0.02, "initial_std": 0.1}
-PUBLISHED: dict[str, Flags] = {
-    **dict.fromkeys(("pfedbayes", "coreset-pfedbayes", "random-subset"), _BAYESIAN),
-    **dict.fromkeys(("fedavg", "independent"), _SGD),
-    **dict.fromkeys((f"submodular-{name}" for name in ("logdet", "dispsum", "dispmin")), _SGD),
-    "pfedme": {"learning_rate": 0.01},
-    "per-fedavg": {"alpha": 0.02, "beta": 0.02},
-}
-"""Settings that published tables and figures were measured with, where a cell does not give others:
-corefed's defaults before they were chosen by a study (docs/defaults.md)."""
 
 
 def published(flags: Flags) -> Flags:
-    """The flags of a run of a table, with the settings that it was measured with."""
-    own = PUBLISHED.get(str(flags.get("method", Run.method)), {})
-    if flags.get("base") == "fedavg":  # of random-subset
-        own = _SGD
+    """The flags of a run with the constants of the paper where they do not name others.
+
+    Studies that were measured with them, and not with the defaults of docs/defaults.md, say so.
+    """
+    own = {"fedavg": _SGD, "independent": _SGD}.get(
+        str(flags.get("base") or flags.get("method", Run.method)), _BAYESIAN
+    )
     return {**own, **flags}
 
 
@@ -106,7 +102,7 @@ def outcomes(cells: Sequence[StudyCell], folder: Path, console: Console, jobs: i
     """Train what is missing, `jobs` cells at a time (0: as suits the machine), and read all."""
     missing = [cell for cell in cells if not _finished(cell, folder)]
     jobs = min(len(missing), jobs or default_jobs())
-    total = sum(resolve(flags=published(cell.flags)).run.rounds for cell in cells)
+    total = sum(resolve(flags=cell.flags).run.rounds for cell in cells)
     failures: dict[tuple[str, str], str] = {}
     with bars(console=console) as shown:
 
@@ -143,7 +139,7 @@ def train(cell: StudyCell, folder: Path, on_round: Callable[[], None] = lambda: 
     with stop_on_interrupt(place) as stop:
         try:
             done = rounds.train(
-                resolve(flags=published(cell.flags)),
+                resolve(flags=cell.flags),
                 place,
                 resume=record.begun(place),
                 on_round=lambda line: on_round(),
@@ -165,7 +161,7 @@ def _side_by_side(
 ) -> None:
     """Long cells first, so that none is left over at the end; looks at the folders to show how
     far they are. Ctrl-C reaches the workers as well, which finish their round and stop."""
-    by_length = sorted(cells, key=lambda cell: -resolve(flags=published(cell.flags)).run.rounds)
+    by_length = sorted(cells, key=lambda cell: -resolve(flags=cell.flags).run.rounds)
     with workers(jobs) as pool:
         running: dict[Future[str], StudyCell] = {
             pool.submit(train, cell, folder): cell for cell in by_length
@@ -182,7 +178,7 @@ def _finished(cell: StudyCell, folder: Path) -> bool:
     place = place_of(cell, folder)
     if not (place / record.SUMMARY).exists():
         return False
-    experiment = concrete(resolve(flags=published(cell.flags)))
+    experiment = concrete(resolve(flags=cell.flags))
     summary, lines = record.read(place)
     here = config.to_dict(experiment)
     there = {**summary["config"], **{key: here[key] for key in ELSEWHERE}}

@@ -32,7 +32,7 @@ from corefed.training import fitted, newcomers, record, rounds, scoring, summari
 from corefed.training.fitted import Fitted
 from corefed.training.setup import concrete, load, network
 from corefed_studies import pages
-from corefed_studies.reproduce.cells import MATCHING, Flags, published
+from corefed_studies.reproduce.cells import DEFAULT, Flags
 from corefed_studies.reproduce.results import Results
 from corefed_studies.reproduce.tables import Options, show
 
@@ -59,7 +59,7 @@ def flags(scale: str) -> dict[str, Flags]:
     quick: Flags = {"rounds": 30, "seeds": (0, 1)}
     paper: Flags = {"rounds": 50, "seeds": (0, 1, 2)}
     chosen = {"mnist": paper, "fashion-mnist": paper} if scale == "paper" else {"digits": quick}
-    shared: Flags = {**MATCHING, "clients": CLIENTS, "device": "cpu"}
+    shared: Flags = {**DEFAULT, "clients": CLIENTS, "device": "cpu"}
     shared |= {"evaluate_every": 50, "checkpoint_every": 10, "partition": "shards-medium"}
     return {data: {"data": data, **shared, **own} for data, own in chosen.items()}
 
@@ -83,7 +83,7 @@ def reproduce(
 def _study(data: str, own: Flags, folder: Path, console: Console) -> list[Measured]:
     """All newcomers of a data set; each is kept the moment it is there."""
     console.print(f"{data}: a federation of {MEMBERS}, then {CLIENTS - MEMBERS} newcomers")
-    experiment = concrete(resolve(flags=published(own)))
+    experiment = concrete(resolve(flags=own))
     everyone = load(experiment.run)
     model = _federation(own, everyone, folder / data)
     path = folder / f"{data}-newcomers.jsonl"
@@ -119,7 +119,7 @@ def _federation(own: Flags, everyone: FederatedData, place: Path) -> Fitted:
         names=[everyone.names[row] for row in rows],
     )
     if not (place / record.SUMMARY).exists():
-        experiment = resolve(flags=published({**own, "clients": MEMBERS}))
+        experiment = resolve(flags={**own, "clients": MEMBERS})
         rounds.train(experiment, place, data=members, resume=record.begun(place))
     return fitted.load(place)
 
@@ -170,7 +170,7 @@ def _under(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
 
 def ordinary(newcomer: FederatedData, seed: int) -> dict[str, float]:
     """One network by SGD, as method `independent` trains it."""
-    experiment = resolve(flags=published({"method": "independent", "learning_rate": ALONE_RATE}))
+    experiment = resolve(flags={"method": "independent", "learning_rate": ALONE_RATE})
     shape = newcomer.train.x.shape[2:]
     net = network(experiment.run, shape, newcomer.classes, newcomer.targets)
     method = registry.build("independent", experiment.settings, net)

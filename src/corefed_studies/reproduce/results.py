@@ -126,7 +126,8 @@ def against(each: Sequence[float], other: Sequence[float]) -> str:
         return "-"
     gaps = [100 * (a - b) for a, b in zip(each, other, strict=True)]
     mean = round(math.fsum(gaps) / len(gaps), 2) + 0.0  # no -0.00
-    if len(gaps) < 2 or max(gaps) == min(gaps):  # a t-test has nothing to estimate from
+    # One seed, or equal gaps but for rounding: a t-test has nothing to estimate from.
+    if len(gaps) < 2 or math.isclose(max(gaps), min(gaps), rel_tol=1e-9):
         return f"{mean:+.2f}"
     from scipy.stats import ttest_rel
 

@@ -1,4 +1,4 @@
-"""Full data, coresets and random subsets: shards-medium, shards-large, solvers and grid."""
+"""Coresets by solver, and by fraction and local steps, beside full data and random subsets."""
 
 from __future__ import annotations
 
@@ -8,46 +8,15 @@ from typing import Any
 
 from rich.console import Console
 
-from corefed.base.panels import panels
 from corefed.base.tables import markdown_table
 from corefed.coreset.solvers import SOLVERS
-from corefed.training import record
-from corefed.training.summaries import over_seeds
-from corefed_studies.reproduce.cells import MATCHING, Flags, StudyCell, place_of, summaries
-
-# --- shards-medium and shards-large: full data, coresets and random subsets -----------------------
-
-SUBSETS = (
-    ("full data", {"method": "pfedbayes"}),
-    ("coreset 10 %", {**MATCHING, "fraction": 0.1}),
-    ("coreset 50 %", {**MATCHING, "fraction": 0.5}),
-    ("random 10 % once", {"method": "random-subset", "fraction": 0.1}),
-    ("random 10 % redrawn", {"method": "random-subset", "fraction": 0.1, "redraw_every": 100}),
-    ("random 50 % once", {"method": "random-subset", "fraction": 0.5}),
-    ("random 50 % redrawn", {"method": "random-subset", "fraction": 0.5, "redraw_every": 100}),
+from corefed_studies.reproduce.cells import (
+    MATCHING,
+    Flags,
+    StudyCell,
+    published,
+    summaries,
 )
-
-
-def shards(partition: str, scale: str) -> Iterator[StudyCell]:
-    """R = 20, b = 100, learning rates 0.001, zeta = 1; 3 seeds, last round."""
-    settings: Flags = {"partition": partition, "zeta": 1.0, "evaluate_every": 20}
-    settings |= {"rounds": 100, "seeds": (0, 1, 2)} if scale == "paper" else {"rounds": 5}
-    for data in ("mnist", "fashion-mnist") if scale == "paper" else ("digits",):
-        for row, flags in SUBSETS:
-            yield StudyCell(row, data, {"data": data, **settings, "checkpoint_every": 10, **flags})
-
-
-def reproduce_shards(partition: str, scale: str, folder: Path, console: Console) -> None:
-    cells = list(shards(partition, scale))
-    found = summaries(cells, folder, console)
-    text = []
-    for metric in ("personal_accuracy", "global_accuracy", "localized_accuracy"):
-        text += [f"**{metric.replace('_', ' ')} (%)**", "", *_markdown(found, metric), ""]
-    text += ["**personal NLL**", "", *_markdown(found, "personal_nll", 1.0), ""]
-    text += ["**personal ECE (%)**", "", *_markdown(found, "personal_ece"), ""]
-    text += ["**held-out error of the coreset**", "", *_held_out(found), ""]
-    (folder / f"{partition}.md").write_text("\n".join(text))
-    _curves(cells, folder, folder / f"{partition}.png")
 
 
 def _markdown(
@@ -66,32 +35,6 @@ def _markdown(
 
     body = [[row, *(cell((row, column)) for column in columns)] for row in rows]
     return markdown_table(["", *columns], body)
-
-
-def _curves(cells: list[StudyCell], folder: Path, path: Path) -> None:
-    """Personal accuracy against rounds, a panel a data set; bands are one std over seeds."""
-    columns = list(dict.fromkeys(cell.column for cell in cells))
-    figure, axes = panels(len(columns))
-    styles = {"full": ("black", "-"), "coreset": ("tab:blue", "-"), "random": ("tab:red", "--")}
-    for axis, column in zip(axes, columns, strict=True):
-        for cell in (c for c in cells if c.column == column):
-            _, lines = record.read(place_of(cell, folder))
-            evaluated = [line for line in lines if "metrics" in line]
-            spread = [over_seeds(e["metrics"]["personal_accuracy"]) for e in evaluated]
-            mean = [100 * each["mean"] for each in spread]
-            std = [100 * each["std"] for each in spread]
-            color, line = styles[cell.row.split()[0]]
-            alpha = 0.45 if "10 %" in cell.row else 1.0
-            line = ":" if "redrawn" in cell.row else line
-            xs = [e["round"] for e in evaluated]
-            axis.plot(xs, mean, line, color=color, alpha=alpha, marker=".", label=cell.row)
-            low = [m - d for m, d in zip(mean, std, strict=True)]
-            high = [m + d for m, d in zip(mean, std, strict=True)]
-            axis.fill_between(xs, low, high, color=color, alpha=0.08)
-        axis.set(title=column, xlabel="round", ylabel="personal accuracy %")
-        axis.grid(alpha=0.3)
-    axes[-1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, dpi=150)
 
 
 def _held_out(found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
@@ -114,20 +57,23 @@ def _held_out(found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
 
 
 def solver_cells(scale: str) -> Iterator[StudyCell]:
-    """shards-medium as above, one row per solver, beside full data and redrawn random subsets."""
+    """shards-medium with the paper's constants: one row per solver, beside full data and redrawn
+    random subsets."""
     settings: Flags = {"partition": "shards-medium", "zeta": 1.0, "evaluate_every": 50}
     settings |= {"rounds": 100, "seeds": (0, 1, 2)} if scale == "paper" else {"rounds": 2}
     settings |= {"checkpoint_every": 20}
     names = [name for name, entry in SOLVERS.items() if not entry.resample]
     for data in ("mnist", "fashion-mnist") if scale == "paper" else ("digits",):
-        yield StudyCell("full data", data, {"data": data, **settings, "method": "pfedbayes"})
+        yield StudyCell(
+            "full data", data, published({"data": data, **settings, "method": "pfedbayes"})
+        )
         for percent in (10, 50):
             column = f"{data} {percent} %"
             own = {"data": data, **settings, "fraction": percent / 100}
             for name in names:
-                yield StudyCell(name, column, {**own, **MATCHING, "solver": name})
+                yield StudyCell(name, column, published({**own, **MATCHING, "solver": name}))
             redrawn = {**own, "method": "random-subset", "redraw_every": 100}
-            yield StudyCell("random redrawn", column, redrawn)
+            yield StudyCell("random redrawn", column, published(redrawn))
 
 
 def reproduce_solvers(name: str, scale: str, folder: Path, console: Console) -> None:

@@ -4,7 +4,8 @@ All have the same splits, initial weights, rounds, local steps and minibatches: 
 shards-large, at scale quick with 250 points per client and without CIFAR-10. The rows "50 %" of
 FedAvg to PFedBayes train on a random half of each client's points (`keep` = 0.5). "Random 50 %" is
 PFedBayes on a half with weights n/k, so that the prior counts as much as on all data. "redrawn" is
-redrawn as often as the coreset is refreshed.
+redrawn as often as the coreset of the paper's selector is refreshed. "CoreSet" is by the paper's
+selector, "CoreSet, default" by corefed's. All other settings are corefed's defaults.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from corefed_studies.pages import Table
 from corefed_studies.reproduce import results, tables
-from corefed_studies.reproduce.cells import MATCHING, Flags, StudyCell
+from corefed_studies.reproduce.cells import DEFAULT, MATCHING, Flags, StudyCell
 from corefed_studies.reproduce.paper import NOTHING, TABLE_1
 from corefed_studies.reproduce.results import Results
 from corefed_studies.reproduce.tables import Options
@@ -25,17 +26,23 @@ from corefed_studies.reproduce.tables import Options
 REFERENCE = "CoreSet 50 %"
 """What every other row is compared with, seed by seed."""
 
+BNFED: Flags = {"learning_rate": 0.003}
+"""The best rate on another seed (10) of the same split. The study of defaults has no BNFed."""
+
 ROWS: dict[str, Flags] = {
     "FedAvg": {"method": "fedavg"},
-    "BNFed": {"method": "bnfed"},
+    "BNFed": {"method": "bnfed", **BNFED},
     "pFedMe": {"method": "pfedme"},
     "Per-FedAvg": {"method": "per-fedavg"},
     "PFedBayes": {"method": "pfedbayes"},
+    "Independent": {"method": "independent"},
     "Random 50 %": {"method": "random-subset", "fraction": 0.5},
     "Random 50 %, redrawn": {"method": "random-subset", "fraction": 0.5, "redraw_every": 100},
     "CoreSet 50 %": {**MATCHING, "fraction": 0.5},
     "Random 10 %, redrawn": {"method": "random-subset", "fraction": 0.1, "redraw_every": 100},
     "CoreSet 10 %": {**MATCHING, "fraction": 0.1},
+    "CoreSet 50 %, default": {**DEFAULT, "fraction": 0.5},
+    "CoreSet 10 %, default": {**DEFAULT, "fraction": 0.1},
 }
 HALVED = ("FedAvg", "BNFed", "pFedMe", "Per-FedAvg", "PFedBayes")
 """Rows that the paper has on half of the data as well."""
@@ -50,23 +57,6 @@ DATA: dict[str, dict[str, Flags]] = {
 }
 EVALUATE_EVERY = {"paper": 4, "quick": 4}
 
-# Learning rates that did best for all data on another seed (10) of the same split, 25 to 100
-# rounds; what is not named has its default.
-RATES: dict[str, Flags] = {
-    "fedavg": {"learning_rate": 0.1},
-    "bnfed": {"learning_rate": 0.003},
-    "pfedme": {"personal_rate": 0.05},
-    "per-fedavg": {"variant": "fo", "alpha": 0.1, "beta": 0.1},
-}
-CNN_RATES: dict[str, Flags] = {
-    "fedavg": {"learning_rate": 0.05},
-    "pfedme": {"penalty": 15.0, "personal_rate": 0.05, "learning_rate": 0.02},
-    "per-fedavg": {"variant": "fo", "alpha": 0.05, "beta": 0.05},
-    # sigma = 0.018: at the default 0.049 the noise of 576 inputs drowns the signal.
-    "pfedbayes": {"initial_rho": -4.0},
-    "random-subset": {"initial_rho": -4.0},
-    "coreset-pfedbayes": {"initial_rho": -4.0},
-}
 WITHOUT = {("BNFed", "cifar10")}
 """BNFed matches neurons of networks without convolutions."""
 
@@ -79,18 +69,12 @@ def common(scale: str) -> dict[str, Flags]:
     }
 
 
-def flags_of(shared: Flags, own: Flags) -> Flags:
-    """A cell's flags: what its data set's cells share, its row's, and its method's rates."""
-    rates = CNN_RATES if shared["data"] == "cifar10" else RATES
-    return {**shared, **rates.get(str(own["method"]), {}), **own}
-
-
 def cells(scale: str) -> Iterator[StudyCell]:
     for data, shared in common(scale).items():
         for row, own in ROWS.items():
             if (row, data) in WITHOUT:
                 continue
-            flags = flags_of(shared, own)
+            flags = {**shared, **own}
             yield StudyCell(row, data, flags)
             if row in HALVED:
                 yield StudyCell(f"{row}, 50 %", data, {**flags, "keep": 0.5})

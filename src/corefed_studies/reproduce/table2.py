@@ -17,7 +17,7 @@ from rich.console import Console
 
 from corefed_studies.pages import Table
 from corefed_studies.reproduce import results, tables
-from corefed_studies.reproduce.cells import MATCHING, Flags, StudyCell
+from corefed_studies.reproduce.cells import DEFAULT, MATCHING, Flags, StudyCell
 from corefed_studies.reproduce.paper import TABLE_2, TABLE_2_CLASSES
 from corefed_studies.reproduce.results import Results
 from corefed_studies.reproduce.tables import Options
@@ -36,6 +36,8 @@ ROWS: dict[str, Flags] = {
     "DispMin 50 %": {"method": "submodular-dispmin", "fraction": 0.5},
     "CoreSet 50 %": {**MATCHING, "fraction": 0.5},
     "CoreSet 10 %": {**MATCHING, "fraction": 0.1},
+    "CoreSet 50 %, default": {**DEFAULT, "fraction": 0.5},
+    "CoreSet 10 %, default": {**DEFAULT, "fraction": 0.1},
 }
 
 SETTINGS: dict[str, Flags] = {

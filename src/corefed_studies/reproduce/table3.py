@@ -40,7 +40,7 @@ def cells(scale: str) -> Iterator[StudyCell]:
     """The settings of Table 1; those of its cells that are here too are the same runs."""
     for data, shared in table1.common(scale).items():
         for row, own in ROWS.items():
-            yield StudyCell(row, data, table1.flags_of(shared, own))
+            yield StudyCell(row, data, {**shared, **own})
 
 
 def reproduce(

@@ -35,7 +35,7 @@ MARKS = (
 
 
 def text(found: Results, images: str) -> str:
-    """All of it as Markdown; pictures are looked for in `images`, a folder with its slash."""
+    """All of it as Markdown; `images` is what the addresses of pictures begin with."""
     if not found:
         return NOTHING
     parts = [pages.markdown(_first(found))]
@@ -64,7 +64,7 @@ def _first(found: Results) -> list[Table]:
 
 
 def picture(problem: StudyProblem) -> str:
-    return f"selectors-{problem.name}.png"
+    return f"{problem.name}.png"
 
 
 def _alt(problem: StudyProblem) -> str:

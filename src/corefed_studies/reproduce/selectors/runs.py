@@ -23,7 +23,6 @@ from corefed_studies.reproduce.cells import (
     Flags,
     StudyCell,
     place_of,
-    published,
 )
 from corefed_studies.reproduce.results import Result, Results
 from corefed_studies.reproduce.selectors.study import FULL, ROWS, SHARED, TIMED, problem_of, spot_of
@@ -53,7 +52,7 @@ def read(cells: Sequence[StudyCell], folder: Path) -> Results:
 
 def _refuse_others(cell: StudyCell, place: Path, there: dict[str, Any]) -> None:
     """What is left to the machine or the data may differ; defaults of settings may not."""
-    here = config.to_dict(config.resolve(flags=published(cell.flags)))
+    here = config.to_dict(config.resolve(flags=cell.flags))
     free = {key for key, value in here.items() if key in ELSEWHERE or value in ("auto", "")}
     changed = config.differences({**there, **{key: here[key] for key in free}}, here)
     if changed:

@@ -9,6 +9,9 @@ trained together.
 A cell that was stopped begins again; finished ones are kept. Checkpoints and models of 700 cells
 with 50 clients would be a hundred gigabytes, and a cell takes minutes at most.
 
+Scale paper has the constants of the paper, scale defaults the first four rows with corefed's
+defaults.
+
 `plan` and `alone` say what is to be trained, `cells.outcomes` trains it, and `runs.read` makes
 results of run folders, wherever they were trained.
 """
@@ -21,7 +24,7 @@ from typing import NamedTuple
 
 from corefed.base.errors import UserError
 from corefed.data import cifar, fetch, networks
-from corefed_studies.reproduce.cells import Flags, StudyCell
+from corefed_studies.reproduce.cells import Flags, StudyCell, published
 from corefed_studies.reproduce.selectors.variations import ABLATED, ABLATION, Ablated
 
 FULL, DEFAULT = "full data", "default"
@@ -83,6 +86,21 @@ class SelectorScale(NamedTuple):
     ablation: tuple[tuple[str, Flags], ...] = ()
     """Variations of the default: label and flags."""
     ablated: tuple[Ablated, ...] = ()
+    constants: bool = False
+    """Learning rates, initial width and zeta as in the paper, not corefed's defaults."""
+
+    def as_they_come(self) -> SelectorScale:
+        """The main rows of every problem with corefed's defaults."""
+        kept = [
+            problem._replace(
+                flags={
+                    key: v for key, v in problem.flags.items() if key not in ("zeta", "initial_rho")
+                },
+                others=(),
+            )
+            for problem in self.problems
+        ]
+        return SelectorScale(tuple(kept), self.seeds, self.evaluations)
 
 
 def _shards(data: str, size: str, label: str) -> StudyProblem:
@@ -100,7 +118,7 @@ CIFAR = StudyProblem(
     # sigma = 0.018 at the start, as in Table 1: more noise drowns what 576 inputs say.
     {"data": "cifar10", "partition": "shards-large", "clients": 4, "zeta": 1.0,
      "initial_rho": -4.0},
-    rounds={20: 40, 150: 6},
+    rounds={20: 40},
     within=2.0,
 )  # fmt: skip
 CHEST = StudyProblem(
@@ -134,7 +152,7 @@ SCALES = {
             CHEST,
             HOUSING,
         ),
-        (0, 1, 2, 3, 4), 12, ALONE, ABLATION, ABLATED,
+        (0, 1, 2, 3, 4), 12, ALONE, ABLATION, ABLATED, constants=True,
     ),
     "quick": SelectorScale(
         (
@@ -148,6 +166,7 @@ SCALES = {
         (0, 1, 2), 10,
     ),
 }  # fmt: skip
+SCALES["defaults"] = SCALES["paper"].as_they_come()
 
 
 # --- the plan -------------------------------------------------------------------------------------
@@ -236,7 +255,7 @@ SHARED = ("fraction", "seeds", "local_steps", "rounds", "evaluate_every", "check
 
 def _flags(setting: SelectorScale, problem: StudyProblem, spot: Spot, own: Flags) -> Flags:
     rounds = problem.rounds[spot.steps]
-    return {
+    flags: Flags = {
         **problem.flags,
         **own,
         **({} if spot.percent == 100 else {"fraction": spot.percent / 100}),
@@ -246,6 +265,7 @@ def _flags(setting: SelectorScale, problem: StudyProblem, spot: Spot, own: Flags
         "evaluate_every": max(1, rounds // setting.evaluations),
         "checkpoint_every": 0,
     }
+    return published(flags) if setting.constants else flags
 
 
 def problem_of(name: str) -> StudyProblem:
