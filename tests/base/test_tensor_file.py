@@ -35,6 +35,18 @@ def test_pieces_are_read_as_one_file(tmp_path: Path) -> None:
     assert (tmp_path / "other").read_bytes() == b"abc"
 
 
+def test_tensors_of_any_memory_are_written(tmp_path: Path) -> None:
+    """Views, tensors that share memory, single numbers with a stride, none at all."""
+    whole = torch.arange(12.0).view(3, 4)
+    tree = {
+        "turned": whole.T, "part": whole[:, 1:3], "same": whole, "again": whole,
+        "one": whole[:1, 3], "scalar": whole[2, 1], "none": whole[:0, 1:],
+    }  # fmt: skip
+    found = tensor_file.load(tensor_file.save(tree, {}), tmp_path)
+    assert found.keys() == tree.keys()
+    assert all(torch.equal(found[name], value) for name, value in tree.items())
+
+
 def test_a_failing_piece_leaves_the_old_files(tmp_path: Path) -> None:
     files.replace(tmp_path / "file", b"old")
 

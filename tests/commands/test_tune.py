@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from commands import corefed
 
+from corefed.base import digests
 from corefed.settings.config import resolve
 from corefed.training import groups, search
 
@@ -74,7 +75,7 @@ def test_quiet_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert result.out.startswith("runs/tune-digits-pfedbayes-")
     assert Path(result.out.strip(), "tune.json").exists()
     result = corefed("tune", *SMALL, "--rounds=1", "--out=out", "--json")
-    assert json.loads(result.out) == json.loads(Path("out", "tune.json").read_text())
+    assert json.loads(result.out) == digests.read_json(Path("out", "tune.json"))
 
 
 def test_space_set_and_config(finished: tuple[Path, str, str], tmp_path: Path) -> None:
@@ -183,6 +184,6 @@ def test_ctrl_c_while_loading_writes_nothing(
 
 
 def without_seconds(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
+    found = digests.read_json(path)
     del found["cost"]["seconds"]
     return found

@@ -14,8 +14,9 @@ from corefed.base import digests, files, tensor_file
 from corefed.base.errors import UserError
 from corefed.coreset import coreset
 from corefed.coreset.coreset import Coreset, Diagnostics
-from corefed.federation import events, joining, store
-from corefed.federation.protocol import Agreement
+from corefed.federation import asked, audit, events, joining, store, told
+from corefed.federation.operate.run_state import SUBMITTED, read_submission
+from corefed.federation.protocol import Agreement, Reply
 from corefed.federation.trust.privacy import Ledger
 from corefed.settings.config import resolve, to_dict
 from corefed.show.tracking import mlflow
@@ -31,6 +32,9 @@ LINE = {
     "seconds": 1.5, "examples": [10, 10], "bytes_up": [4, 4], "bytes_down": [4, 4],
     "peak_memory_mb": 3.0, "coreset": {}, "loss": [1e-05, -2.5e-07],
 }  # fmt: skip
+
+
+REPLY = Reply("train", "run", 1, 0, {"examples": 3}, TREE)
 
 
 class Kind(NamedTuple):
@@ -52,6 +56,13 @@ def resumed(folder: Path) -> object:
     found = checkpoint.load(folder, VALUES)
     assert found is not None
     return [segments.read_rows(found.folder, each) for each in found.segments]
+
+
+def audited(folder: Path) -> object:
+    found = audit.read(folder)
+    if not found:  # a line that has lost its end was never sent
+        raise digests.DamagedError(f"{audit.FILE} has lost its last line")
+    return found
 
 
 def lines(folder: Path) -> None:
@@ -137,6 +148,12 @@ KINDS = [
     Kind("agreement.json", replaced("agreement.json", joining.encode_agreement(AGREEMENT)),
          lambda f: joining.read_agreement(f / "agreement.json")),
     Kind("events.jsonl", log, happened),
+    Kind(SUBMITTED, replaced(SUBMITTED, digests.to_json({"run-id": "71"})),
+         lambda f: read_submission(f / SUBMITTED)),
+    Kind(told.JOINED, lambda f: told.save(f, told.Told({"alice": 7}, {"alice": 3})), told.load),
+    Kind("run/asked.json", lambda f: asked._write(f / "run" / asked.ASKED, {"finished": 3}),
+         lambda f: asked.Asked(f / "run")),
+    Kind(audit.FILE, lambda f: audit.enter(f, REPLY, 0.5), audited),
     Kind("privacy.json", released, lambda f: Ledger(f / "privacy.json").spent(1e-5)),
     Kind("run/about.json", kept,
          lambda f: store.Store(f).claim("run", "e", "d", name="alice", agreement="a")),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from corefed.base import locks
+from corefed.base import digests, locks
 from corefed.base.errors import UserError
 from corefed.federation.flower.asked import NotedGrid
 from corefed.federation.operate import (
@@ -71,7 +71,7 @@ def server(tmp_path: Path) -> ServerFolder:
     text = (made.path / record.EXPERIMENT).read_text()
     (folder / record.EXPERIMENT).write_text(text)
     about = {"run-id": "7", "since": time.time() - 5}
-    (folder / run_state.SUBMITTED).write_text(json.dumps(about))
+    (folder / run_state.SUBMITTED).write_bytes(digests.to_json(about))
     return made
 
 

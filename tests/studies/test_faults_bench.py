@@ -1,4 +1,4 @@
-"""`corefed bench faults`: its table, its page, and the parts of its federation that need no Flower."""
+"""`corefed bench faults`: its table, its page, and parts of its federation without Flower."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from commands import corefed as command
 from sklearn.base import clone
 
 from corefed import Federation, UserError
+from corefed.base import digests
 
 QUICK: dict[str, Any] = {
     "method": "pfedbayes", "rounds": 3, "local_steps": 3, "hidden": (6,), "evaluate_draws": 2,
@@ -64,7 +65,7 @@ def test_test_points_do_not_matter(tuned: Federation) -> None:
 
 def test_saved_and_loaded(tuned: Federation, tmp_path: Path) -> None:
     folder = tuned.save(tmp_path / "run")
-    assert json.loads((folder / "tune.json").read_text()) == json.loads(json.dumps(tuned.tuning_))
+    assert digests.read_json(folder / "tune.json") == json.loads(json.dumps(tuned.tuning_))
     again = Federation.load(folder)
     assert again.tuning_["chosen"] == tuned.tuning_["chosen"]
     assert again.tune is False  # to repeat the run, its settings are enough

@@ -96,4 +96,7 @@ def metadata_of(content: bytes) -> dict[str, str]:
 def _bytes(name: str, piece: Tensor, shape: tuple[torch.dtype, tuple[int, ...]]) -> bytes:
     if piece.dtype != shape[0] or tuple(piece.shape[1:]) != shape[1][1:]:
         raise ValueError(f"{name} has a piece of {piece.dtype} {tuple(piece.shape)}, not {shape}")
-    return piece.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    flat = piece.detach().cpu().contiguous().flatten()
+    if flat.stride() != (1,):  # a single number may have any stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().tobytes()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json as jsonlib
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from corefed.base.shown import say
+from corefed.base.shown import say, say_note
 from corefed.commands.options import Json
 
 
@@ -34,7 +33,7 @@ def compare(
 
     runs, others = report.find_runs(folders)
     if runs and others:
-        print(f"note: no runs: {', '.join(map(str, others))}", file=sys.stderr)
+        say_note(f"no runs: {', '.join(map(str, others))}")
     results = report.load(runs or folders)
     if plot is not None:
         report.plot(results, plot)

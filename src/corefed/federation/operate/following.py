@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from corefed.base import files, shown
+from corefed.base import digests, files, shown
 from corefed.base.errors import INTERRUPTED, UserError
 from corefed.base.locks import is_locked, locked_since
 from corefed.federation import events
@@ -146,8 +146,8 @@ def _submit(
     setting = f"run={jsonlib.dumps(name)}"
     since = time.time()
     answer = processes.run_flwr(server, "run", app, LINK, "--run-config", setting, quiet=quiet)
-    text = jsonlib.dumps({"run-id": str(answer["run-id"]), "since": since})
-    files.replace(folder / SUBMITTED, text.encode())
+    about = {"run-id": str(answer["run-id"]), "since": since}
+    files.replace(folder / SUBMITTED, digests.to_json(about))
     if not quiet:
         say(f"run {name}: {experiment.run.rounds} rounds of {experiment.run.method}")
     try:

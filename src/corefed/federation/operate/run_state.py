@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from corefed.base import digests
+from corefed.base.errors import UserError
 from corefed.base.locks import locked_since
 from corefed.federation.operate import control
 from corefed.federation.operate.folder import ServerFolder
@@ -79,13 +81,22 @@ def waits_for(facts: Facts, absent: Sequence[str]) -> str:
     return "the training goes on"
 
 
-def submission(folder: Path) -> dict[str, Any]:
-    """The last submission of a run: Flower's number of it, and when it was; none where it is not
-    known."""
+def read_submission(path: Path) -> dict[str, Any]:
+    """Flower's number of a run, and when it was submitted; a UserError if that is not known."""
     try:
-        about = json.loads((folder / SUBMITTED).read_text(encoding="utf-8"))
+        about = digests.read_json(path)
         return {"id": str(about["run-id"]), "since": float(about.get("since", 0.0))}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged ({error}).") from error
+
+
+def submission(folder: Path) -> dict[str, Any]:
+    """The last submission of a run; none where it is not known."""
+    try:
+        return read_submission(folder / SUBMITTED)
+    except UserError:
         return {}
 
 
