@@ -79,6 +79,7 @@ def test_classes_in_one_folder(tmp_path: Path) -> None:
     assert found.y.tolist() == [0, 1, 2, 2]
     assert found.held_out is None
     assert found.notes == (
+        "Classes: B (1), a (1), b (2).",
         f"1 files in {tmp_path} are no images by their ending, such as a/report.csv.",
     )
 
@@ -360,7 +361,7 @@ def test_bad_images_are_refused_or_skipped(tmp_path: Path) -> None:
     assert dataset.x[1, 0, 0, 0] == 3
     assert dataset.held_out is not None
     assert int(dataset.held_out.sum()) == 5
-    assert "4 of 18 images" in dataset.notes[0]
+    assert dataset.notes[0] == "Classes: a (9), b (9)." and "4 of 18 images" in dataset.notes[1]
     with pytest.raises(UserError, match="4 of 18 images"):  # though the cache has the others
         raw(root)
     for number in range(2):
@@ -445,11 +446,13 @@ def test_run(tmp_path: Path) -> None:
     assert not out.exists()
     result = corefed("run", *RUN, *data, "--set=bad_images=skip", "--out", out)
     assert result.code == 0, result.err
-    assert result.err.startswith("note: 1 of 27 images")
+    found, left, *_ = result.err.splitlines()
+    assert found == "note: Classes: NORMAL (9), bacteria (9), virus (9)."
+    assert left.startswith("note: 1 of 27 images")
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary["classes"]["global"]) == {"bacteria", "NORMAL", "virus"}
     assert summary["config"]["embedding"] == "none"
-    assert "left out" in summary["environment"]["notes"][0]
+    assert "left out" in summary["environment"]["notes"][1]
 
 
 def test_show(tmp_path: Path) -> None:

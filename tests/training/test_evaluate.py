@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from corefed.base.errors import UserError
 from corefed.base.types import ClientData, Method, Traits, Tree, Work
+from corefed.settings.config import resolve
 from corefed.settings.run import Run
 from corefed.training import evaluate, rounds, scoring
 from corefed.training.evaluate import Evaluation
 from corefed.training.local import LocalClients
+from corefed.training.setup import prepare
 
 # Three points, two classes: right with .9, wrong with .6, right with .6.
 P = torch.tensor([[[0.9, 0.1], [0.6, 0.4], [0.4, 0.6]]], dtype=torch.float64)
@@ -158,3 +161,39 @@ def test_metrics_that_are_no_numbers_end_a_run() -> None:
     for wrong in (math.nan, math.inf):
         with pytest.raises(UserError, match=f"after round 3 personal_nll of seed 5 is {wrong}"):
             rounds.refuse_no_numbers(run, 2, tested(wrong, [0.9, None]))
+
+
+@pytest.mark.parametrize("method", ["pfedbayes", "independent"])
+def test_padding_is_left_out_where_it_is_most_of_the_points(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of very different sizes: the same scores, from fewer points."""
+    flags = {
+        "method": method, "partition": "quantity:0.2", "clients": 6, "seeds": "0,1", "hidden": "4",
+        "evaluate_draws": 2, "device": "cpu", "runtime": "loop",
+    }  # fmt: skip
+    setup = prepare(resolve(None, flags))
+    looked: list[int] = []
+    score = evaluate.score
+
+    def counted(prediction: torch.Tensor, *more: Any) -> Tree:
+        looked.append(prediction.shape[0] * prediction.shape[1])
+        return score(prediction, *more)
+
+    monkeypatch.setattr(evaluate, "score", counted)
+    found, points = [], []
+    for bound in (1, 1e9):
+        monkeypatch.setattr(evaluate, "MOSTLY_PADDING", bound)
+        looked.clear()
+        found.append(rounds.Simulation(setup)._evaluate(0, setup.servers, setup.data.test))
+        points.append(sum(looked))
+    short, padded = found
+    assert points[0] < points[1] / (2 if method == "pfedbayes" else 1)
+    for one, two in zip(short.metrics, padded.metrics, strict=True):
+        assert one == pytest.approx(two, rel=1e-4)
+    assert short.classes == padded.classes
+    for mine, theirs in zip(short.clients, padded.clients, strict=True):
+        assert mine == theirs
+    real = setup.data.test.weight > 0
+    for name, value in short.points.items():
+        assert torch.allclose(value[real], padded.points[name][real], rtol=1e-4, atol=1e-6)

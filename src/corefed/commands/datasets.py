@@ -51,8 +51,8 @@ def datasets(
             raise UserError("--write needs --show with the data set to write.")
         _print_names()
         return
-    own = show.startswith(OWN)
-    if own:
+    own, labels_only = show.startswith(OWN), write is None
+    if own or (show.startswith("image-folder:") and (client or assignments)):
         flags = {
             "data": show,
             "target": target,
@@ -61,14 +61,19 @@ def datasets(
             "clients": clients,
             "seeds": str(seed),
             "data_dir": None if data_dir is None else str(data_dir),
+            "embedding": "none" if labels_only and not own else None,
         }
         given = {key: value for key, value in flags.items() if value is not None}
         run = setup.concrete(resolve(None, given, assignments or [])).run
-        dataset, spec = setup.pool(run, run.partition, seed), run.partition
+        spec = run.partition
+        dataset = setup.pool(run, spec, seed, labels_only=labels_only and not own)
     else:
         if target or client or assignments:
-            raise UserError("--target, --client and --set are for table:PATH and npz:PATH.")
-        dataset = load(show, data_dir, seed=seed, clients=clients, labels_only=write is None)
+            raise UserError(
+                "--target, --client and --set are for table:PATH and npz:PATH, --client and --set "
+                "also for image-folder:PATH."
+            )
+        dataset = load(show, data_dir, seed=seed, clients=clients, labels_only=labels_only)
         spec = partition or default_for(show)
     splits = _print_split(show, dataset, spec, clients, seed)
     if write is not None:

@@ -26,7 +26,11 @@ Target = Annotated[
 ]
 ClientColumn = Annotated[
     str | None,
-    typer.Option(help="Of a table: the column whose values are clients.", metavar="COLUMN"),
+    typer.Option(
+        help="Of a table: the column whose values are clients. Of images: `folder` for "
+        "SITE/CLASS/, or a CSV file with columns file and site.",
+        metavar="COLUMN",
+    ),
 ]
 PartitionName = Annotated[
     str | None,

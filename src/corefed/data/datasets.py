@@ -41,7 +41,8 @@ _DESCRIPTIONS = {
     "mnist": "70000 handwritten digits of 28x28 pixels, 10 classes",
     "fashion-mnist": "70000 articles of clothing of 28x28 pixels, 10 classes",
     "cifar10": "60000 photographs of 32x32 pixels in colour, 10 classes",
-    "image-folder:PATH": "your images, in PATH/CLASS/ or PATH/{train,test}/CLASS/",
+    "image-folder:PATH": "your images, in PATH/CLASS/ or PATH/{train,test}/CLASS/; --client folder "
+    "for PATH/SITE/CLASS/",
     "medmnist:PATH": "a MedMNIST file (.npz), such as octmnist.npz",
     "table:PATH": "your table (.csv, .parquet): --target COLUMN, --client COLUMN",
     "npz:PATH": "your arrays (.npz): X and y, and client where it says whose points they are",
@@ -100,7 +101,13 @@ def load(
             "`corefed federation`, or name a data set."
         )
     if name.startswith(IMAGES):
-        found = _find_images(name, data_dir, memory_mb, partial)
+        path = _path(name, data_dir)
+        if name.startswith("image-folder:"):
+            found = images.find(
+                path, partial=partial, clients=reading.client_column, classes=classes
+            )
+        else:
+            found = medmnist.find(path, memory_mb)
         dataset = _embed(name, found, None if labels_only else embedding, bad_images)
     elif name.startswith("table:"):
         dataset = table.read(_path(name, data_dir), reading, memory_mb)
@@ -139,7 +146,7 @@ def _check_reading(name: str, reading: Settings) -> None:
     if name.startswith("table:") or name in ("table", "npz"):  # the latter are refused next
         return
     given = {key: getattr(reading, key) for key in ("target", "categorical", "ignore")}
-    if not name.startswith("npz:"):
+    if not name.startswith(("npz:", "image-folder:")):
         given["client_column"] = reading.client_column
     wrong = next((key for key, value in given.items() if value), None)
     if wrong is not None:
@@ -170,13 +177,6 @@ def _unknown(name: str) -> str:
     return f"There is no data set {name!r}.{hint} Known: {', '.join(_DESCRIPTIONS)}."
 
 
-def _find_images(name: str, data_dir: Path | None, memory_mb: int, partial: bool) -> ImageSet:
-    path = _path(name, data_dir)
-    if name.startswith("image-folder:"):
-        return images.find(path, partial=partial)
-    return medmnist.find(path, memory_mb)
-
-
 def _path(name: str, data_dir: Path | None) -> Path:
     kind, _, written = name.partition(":")
     if not written or written == "PATH":
@@ -188,17 +188,20 @@ def _embed(name: str, found: ImageSet, embedder: Embedding | None, bad_images: s
     if embedder is None:
         x, y, notes = torch.zeros(len(found.y), 0), torch.from_numpy(found.y), found.notes
         held_out = None if found.held_out is None else torch.from_numpy(found.held_out)
+        groups = None if found.groups is None else torch.from_numpy(found.groups)
     else:
-        x, y, held_out, notes = embedding.embed(found, embedder, bad_images)
+        x, y, held_out, notes, groups = embedding.embed(found, embedder, bad_images)
     return Dataset(
         name,
         x,
         y,
         len(found.labels),
+        groups,
         held_out=held_out,
         labels=found.labels,
         keep_split=held_out is not None,
         notes=notes,
+        group_names=found.group_names,
         embedding=embedder or "",
         digest=found.pictures.digest() if embedder is not None else "",
     )

@@ -54,6 +54,7 @@ class Embedded(NamedTuple):
     y: Tensor  # [N] int64
     held_out: Tensor | None  # [N] bool
     notes: tuple[str, ...]
+    groups: Tensor | None = None  # [N] int64
 
 
 def embed(images: ImageSet, embedding: Embedding, bad_images: str = "refuse") -> Embedded:
@@ -70,7 +71,8 @@ def embed(images: ImageSet, embedding: Embedding, bad_images: str = "refuse") ->
     x = found.x[kept]
     if name == "none" and bool((x == x[:, :1]).all()):  # grey
         x = x[:, :1]
-    return Embedded(x, y, held_out, notes)
+    groups = None if images.groups is None else torch.from_numpy(images.groups)[kept]
+    return Embedded(x, y, held_out, notes, groups)
 
 
 def _check_left(images: ImageSet, y: Tensor, held_out: Tensor | None) -> None:

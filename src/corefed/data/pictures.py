@@ -61,6 +61,8 @@ class ImageSet(NamedTuple):
     held_out: npt.NDArray[np.bool_] | None  # [N]; None: no test images are marked
     labels: tuple[str, ...]  # names of the classes
     notes: tuple[str, ...] = ()
+    groups: npt.NDArray[np.int64] | None = None  # [N] the client of each image
+    group_names: tuple[str, ...] = ()
 
 
 def require_pillow() -> None:

@@ -81,7 +81,8 @@ class Run:
     """Tables: the column to predict."""
     client_column: str = ""
     """Tables and .npz: the column or array whose values are the clients; empty: a partition splits
-    the rows."""
+    the rows. Image folders: `folder` where the first folders are the clients, or a CSV file with
+    the columns file and site."""
     categorical: tuple[str, ...] = ()
     """Tables: columns of numbers that are categories (codes); text always is."""
     ignore: tuple[str, ...] = ()

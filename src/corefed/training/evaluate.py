@@ -10,7 +10,7 @@ Where clients share nothing, personal models are also tested on the other client
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,6 +33,9 @@ from corefed.training.scoring import (
     score_targets,
     totals,
 )
+
+MOSTLY_PADDING = 2
+"""Padded points over real ones from which on padding is left out."""
 
 
 class Evaluation(NamedTuple):
@@ -87,27 +90,33 @@ def evaluate(
     need `draws` times the memory, so chunks are smaller than in training.
     """
     runs, per_run, T = len(servers), clients.per_run, temperature or {}
+    everyone, all_labels = (test.weight > 0).cpu(), test.y.cpu()
+    who = range(len(everyone)) if who is None else who
+    sizes: list[int] = everyone.sum(-1).tolist()
+    order, longest = _by_size(who, sizes, everyone.shape[1])
     points: dict[str, list[Tree]] = {}
     away: list[Tree] = []
-    for chunk in chunks(clients, method, servers, round_, draws, who):
+    for chunk in chunks(clients, method, servers, round_, draws, order):
         rows, method, models, noise = chunk
         part = places(rows)
+        length = longest(rows)
+        x, y = test.x[part][:, :length], test.y[part][:, :length]
         for name, model in models.items():
-            predicted = method.predict(model, test.x[part], noise)
+            predicted = method.predict(model, x, noise)
             here, own = unit.at(part) if unit else None, T[name][part] if name in T else None
-            each = score(predicted, test.y[part], classes, here, own)
-            points.setdefault(name, []).append(each)
+            each = score(predicted, y, classes, here, own)
+            points.setdefault(name, []).append(_lengthened(each, everyone.shape[1]))
         if elsewhere and method.traits.sent == () and per_run > 1:  # they share nothing
             own = T["personal"][part] if "personal" in T else None
             on_others = partial(
                 _score_there, method, models["personal"], test, noise, classes, unit, own
             )
             away.append(others.score(on_others, rows, per_run))
-    everyone, all_labels = (test.weight > 0).cpu(), test.y.cpu()
-    who = range(len(everyone)) if who is None else who
     real, labels = everyone[places(who)], all_labels[places(who)]
     evaluated = len(who) // runs
-    joined = {name: _joined(parts) for name, parts in points.items()}
+    place = {row: at for at, row in enumerate(order)}
+    back = torch.tensor([place[row] for row in who])
+    joined = {name: _joined(parts, back) for name, parts in points.items()}
     spans = [slice(g * evaluated, (g + 1) * evaluated) for g in range(runs)]
     sums = [
         {name: totals(*_masked(each, labels, real, span), classes) for name, each in joined.items()}
@@ -115,7 +124,7 @@ def evaluate(
     ]
     metrics = [named_metrics(run) for run in sums]
     if away:
-        there = _joined(away)
+        there = _joined(away, back)
         count = others.roll(everyone, who, per_run)
         theirs = others.roll(all_labels, who, per_run)
         for span, mine in zip(spans, metrics, strict=True):
@@ -189,8 +198,33 @@ def _score_there(
     return score(predicted, test.y[there], classes, unit.at(there) if unit else None, temperature)
 
 
-def _joined(parts: list[Tree]) -> Tree:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+def _by_size(
+    who: Sequence[int], sizes: Sequence[int], padded: int
+) -> tuple[Sequence[int], Callable[[Sequence[int]], int]]:
+    """Rows in the order of evaluation, and how many points of some of them to go through.
+
+    Where padding is most of the points, as where one site has most of them, clients of about one
+    size are in a chunk, which is as long as its largest. Otherwise all clients keep their padding,
+    and their order.
+    """
+    if padded * len(who) <= MOSTLY_PADDING * sum(sizes[row] for row in who):
+        return who, lambda rows: padded
+    return (
+        sorted(who, key=sizes.__getitem__),
+        lambda rows: max(1, max(sizes[row] for row in rows)),
+    )
+
+
+def _joined(parts: list[Tree], order: Tensor) -> Tree:
+    return {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
+
+
+def _lengthened(each: Tree, length: int) -> Tree:
+    """Scores [C, n] with zeros for the padding that was left out."""
+    return {
+        name: torch.nn.functional.pad(value, (0, length - value.shape[1]))
+        for name, value in each.items()
+    }
 
 
 def _first_metrics(each: Tree, real: Tensor) -> list[float | None]:

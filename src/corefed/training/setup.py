@@ -235,8 +235,10 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
     return data
 
 
-def pool(run: Run, spec: str, seed: int, *, download: bool = True) -> Dataset:
-    """The points of a run before they are split."""
+def pool(
+    run: Run, spec: str, seed: int, *, download: bool = True, labels_only: bool = False
+) -> Dataset:
+    """The points of a run before they are split; with `labels_only`, images are not read."""
     natural, client = spec == "natural", run.client_column
     unused = client if not natural else ""
     in_table = unused and run.data.startswith("table:")
@@ -259,6 +261,7 @@ def pool(run: Run, spec: str, seed: int, *, download: bool = True) -> Dataset:
         embedding=run.embedding,
         bad_images=run.bad_images,
         memory_mb=run.memory_mb,
+        labels_only=labels_only,
         reading=reading,
     )
     if not unused:
