@@ -1,4 +1,4 @@
-"""`corefed bench faults`: its table, its page, and the parts of its federation that need no Flower."""
+"""`corefed bench faults`: its table, its page, and what of its federation needs no Flower."""
 
 from __future__ import annotations
 
