@@ -38,7 +38,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from corefed.federation.engine.gate import BODY
+from corefed.federation.engine.conversation import BODY
 from corefed.federation.operate import certificates, processes, registering
 from corefed.federation.operate.folder import ServerFolder
 from corefed.settings.config import resolve

@@ -22,7 +22,8 @@ from flwr.proto.message_pb2 import Message, Metadata, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 
 from corefed.federation.engine import gate, replies
-from corefed.federation.engine.gate import BODY, SMALL, Gate, Limits
+from corefed.federation.engine.conversation import BODY, SMALL, Limits
+from corefed.federation.engine.gate import Gate
 from corefed.federation.engine.replies import PUSH_MESSAGES, PUSH_OBJECT, Replies
 from corefed.federation.operate import creating
 from corefed.federation.operate.folder import ServerFolder
@@ -228,6 +229,12 @@ def test_what_follows_a_request_is_a_request_of_its_own(wide: Standing) -> None:
     assert "transfer-encoding" not in request.headers
 
 
+def test_bytes_that_are_no_text_go_through_as_they_are(wide: Standing) -> None:
+    wide.through.clear()
+    assert wide.ask(head(PULL, "flwr-signature: \xff\xfe")) == 200
+    assert (b"flwr-signature", b"\xff\xfe") in wide.through[0].headers.raw
+
+
 def test_a_connection_can_be_used_again(wide: Standing) -> None:
     with wide.connect() as connection:
         for _ in range(3):
@@ -320,6 +327,17 @@ def test_room_for_all_clients_at_one_address() -> None:
     few, many = gate.limits_for(3), gate.limits_for(100)
     assert few.per_address >= 3 * 10 and many.per_address >= 100 * 10
     assert few.connections > few.per_address
+    assert gate.limits_for(100, 1024).connections <= 1024 - gate.OWN_FILES
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [("10.0.0.1", "10.0.0.2", False), ("::ffff:10.0.0.1", "10.0.0.1", True),
+     ("2001:db8::1", "2001:db8::ffff:2", True), ("2001:db8::1", "2001:db8:0:1::1", False),
+     ("fe80::1%eth0", "fe80::2", True)],
+)  # fmt: skip
+def test_what_counts_as_one_address(one: str, other: str, same: bool) -> None:
+    assert (gate.neighbourhood(one) == gate.neighbourhood(other)) == same
 
 
 def test_plain_http_and_other_authorities_get_no_answer(wide: Standing) -> None:
