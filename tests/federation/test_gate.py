@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import json
+import os
 import queue
 import socket
 import ssl
@@ -242,6 +244,23 @@ def test_a_connection_can_be_used_again(wide: Standing) -> None:
             assert read(connection).split()[1] == b"200"
 
 
+def test_a_port_that_is_taken_is_named(
+    server: ServerFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COREFED_SERVER", str(server.path))
+    monkeypatch.setenv("COREFED_LINK", "127.0.0.1:1")
+    monkeypatch.setattr(gate.signals, "end_with_parent", lambda: None)
+    monkeypatch.setattr(gate, "_allow_files", lambda: 1024)
+    taken = pytest.raises(SystemExit, match=r"cannot listen on 127.0.0.1:8000: Address already")
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with taken:
+        gate.main()
+
+
+def refuse(*arguments: object, **more: object) -> socket.socket:
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
 # How much
 
 
@@ -264,6 +283,16 @@ def test_bodies_are_bounded_by_what_they_say_and_by_what_they_are(
     assert wide.ask(head(PULL, key, f"content-length: {BODY + 1}")) == 413
     assert wide.ask(head(PULL, key, chunked), small, b"1\r\nx\r\n0\r\n\r\n") == 200
     assert [len(each.content) for each in wide.through] == [SMALL, BODY, SMALL + 1]
+
+
+def test_who_waits_to_be_asked_for_a_body_is_asked_unless_it_is_refused(wide: Standing) -> None:
+    waiting = "expect: 100-continue"
+    with wide.connect() as connection:
+        connection.sendall(head(PULL, waiting, "content-length: 2"))
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(b"ab")
+        assert read(connection).split()[1] == b"200"
+    assert wide.ask(head(PULL, waiting, f"content-length: {SMALL + 1}")) == 413
 
 
 def test_a_head_is_bounded(wide: Standing) -> None:

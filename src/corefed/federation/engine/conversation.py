@@ -89,7 +89,7 @@ class Conversation:
         except RefusedError as error:
             status, content, answer = _refusal(error.status, str(error))
             answer = b"" if request is not None and request.method == b"HEAD" else answer
-        if status in (400, 403, 408, 413, 431):
+        if status in (400, 401, 403, 408, 412, 413, 431):
             log(f"{status} to {self.address} for {path!r}")
         return await self._send(status, content, answer)
 

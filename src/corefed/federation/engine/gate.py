@@ -26,6 +26,7 @@ import resource
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -207,7 +208,11 @@ async def serve(server: ServerFolder, link: str) -> None:
 def main() -> None:
     signals.end_with_parent()
     server = ServerFolder.read(Path(os.environ["COREFED_SERVER"]))
-    asyncio.run(serve(server, os.environ["COREFED_LINK"]))
+    try:
+        asyncio.run(serve(server, os.environ["COREFED_LINK"]))
+    except OSError as error:
+        place = f"{server.bind}:{server.address.port}"
+        sys.exit(f"error: the gate cannot listen on {place}: {error.strerror or error}")
 
 
 if __name__ == "__main__":
