@@ -237,6 +237,12 @@ def test_bytes_that_are_no_text_go_through_as_they_are(wide: Standing) -> None:
     assert (b"flwr-signature", b"\xff\xfe") in wide.through[0].headers.raw
 
 
+def test_nobody_shows_two_keys(wide: Standing) -> None:
+    wide.through.clear()
+    assert wide.ask(head(PULL, "flwr-public-key: a", "Flwr-Public-Key: b")) == 400
+    assert wide.through == []
+
+
 def test_a_connection_can_be_used_again(wide: Standing) -> None:
     with wide.connect() as connection:
         for _ in range(3):

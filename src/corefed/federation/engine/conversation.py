@@ -180,8 +180,10 @@ def _checked(request: h11.Request) -> tuple[str, Headers]:
     names = [name for name, _ in headers]
     if "content-length" in names and "transfer-encoding" in names:
         raise RefusedError(400, "A request has one length.")
+    if any(names.count(name) > 1 for name in names if KEPT.fullmatch(name)):
+        raise RefusedError(400, "A header is there twice.")
     if (method, path) != ("GET", "/health") and not (method == "POST" and FLEET.fullmatch(path)):
-        raise RefusedError(403, "This is for processes of the server's machine.")
+        raise RefusedError(403, "The server has this for nobody.")
     return method, headers
 
 
