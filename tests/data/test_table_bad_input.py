@@ -39,6 +39,10 @@ BAD = {
     "one column": ("y\n1\n2\n", "has one column only"),
     "bars": ("x|site|y\n1|2|3\n", "is it separated by '|'? Use commas"),
     "columns twice": ("x,x,site,y\n1,2,3,4\n", "has 2 columns 'x'"),
+    "300,000 columns": (
+        ",".join([*(f"x{i}" for i in range(300_000)), "site", "y"]) + "\n",
+        "has 300,002 columns, and a table has at most 100,000",
+    ),
     "a column without a name": ("x,,site,y\n1,2,3,4\n", "Column 2 of", "has no name"),
     "a ragged line": (GOOD + "1,2\n", "Line 32 of", "has 2 cells, the header 3"),
     "one class": ("x,site,y\n" + rows(30, "{i},s,a"), "has one value only, 'a'"),

@@ -17,8 +17,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from federation_processes import Federation, process_tree
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
-from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import Message, Metadata, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
@@ -38,7 +38,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from corefed.federation.engine.gate import BODY
+from corefed.federation.engine.conversation import BODY
 from corefed.federation.operate import certificates, processes, registering
 from corefed.federation.operate.folder import ServerFolder
 from corefed.settings.config import resolve
@@ -113,12 +113,17 @@ def test_a_public_key_without_its_private_key_is_refused(
 
 def test_a_registered_client_is_nobody_else(fed: Federation, server: ServerFolder) -> None:
     bob = key_of(fed, "bob")
-    node = int(
-        registering.list_nodes(server)[public_key_to_bytes(key_of(fed, "alice").public_key())][0]
+    nodes = registering.list_nodes(server)
+    hers, his = (
+        int(nodes[public_key_to_bytes(key_of(fed, name).public_key())].number)
+        for name in ("alice", "bob")
     )
+    reply = Message(metadata=Metadata(src_node_id=hers))
     with fleet(server, bob, bob.public_key()) as client:
-        request = PullMessagesRequest(node=Node(node_id=node))
+        request = PullMessagesRequest(node=Node(node_id=hers))
         assert refused(client.PullMessages, request) == 401
+        pushed = PushMessagesRequest(node=Node(node_id=his), messages_list=[reply])
+        assert refused(client.PushMessages, pushed) == 403
 
 
 def test_a_client_with_a_wrong_key_is_told_so(

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from corefed.base.errors import UserError
+from corefed.federation.engine import gate
 from corefed.federation.operate import certificates, creating, folder
 from corefed.federation.operate.address import Address
 from corefed.federation.operate.folder import ClientFolder, ServerFolder
@@ -450,6 +451,7 @@ def test_services_are_what_systemd_reads(made: Path) -> None:
         assert service["ExecStart"].split()[0] == f"{place}/start.sh"
         assert service["User"] == "corefed"
         assert service["Restart"] == "on-failure"
+        assert int(service["LimitNOFILE"]) > gate.limits_for(500).connections
         assert service["NoNewPrivileges"] == service["PrivateTmp"] == "true"
         assert service["ProtectSystem"] == "strict"
         if shutil.which("systemd-analyze"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import json
+import os
 import queue
 import socket
 import ssl
@@ -22,7 +24,8 @@ from flwr.proto.message_pb2 import Message, Metadata, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 
 from corefed.federation.engine import gate, replies
-from corefed.federation.engine.gate import BODY, SMALL, Gate, Limits
+from corefed.federation.engine.conversation import BODY, SMALL, Limits
+from corefed.federation.engine.gate import Gate
 from corefed.federation.engine.replies import PUSH_MESSAGES, PUSH_OBJECT, Replies
 from corefed.federation.operate import creating
 from corefed.federation.operate.folder import ServerFolder
@@ -228,11 +231,40 @@ def test_what_follows_a_request_is_a_request_of_its_own(wide: Standing) -> None:
     assert "transfer-encoding" not in request.headers
 
 
+def test_bytes_that_are_no_text_go_through_as_they_are(wide: Standing) -> None:
+    wide.through.clear()
+    assert wide.ask(head(PULL, "flwr-signature: \xff\xfe")) == 200
+    assert (b"flwr-signature", b"\xff\xfe") in wide.through[0].headers.raw
+
+
+def test_nobody_shows_two_keys(wide: Standing) -> None:
+    wide.through.clear()
+    assert wide.ask(head(PULL, "flwr-public-key: a", "Flwr-Public-Key: b")) == 400
+    assert wide.through == []
+
+
 def test_a_connection_can_be_used_again(wide: Standing) -> None:
     with wide.connect() as connection:
         for _ in range(3):
             connection.sendall(head(PULL, "content-length: 2") + b"ab")
             assert read(connection).split()[1] == b"200"
+
+
+def test_a_port_that_is_taken_is_named(
+    server: ServerFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COREFED_SERVER", str(server.path))
+    monkeypatch.setenv("COREFED_LINK", "127.0.0.1:1")
+    monkeypatch.setattr(gate.signals, "end_with_parent", lambda: None)
+    monkeypatch.setattr(gate, "_allow_files", lambda: 1024)
+    taken = pytest.raises(SystemExit, match=r"cannot listen on 127.0.0.1:8000: Address already")
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with taken:
+        gate.main()
+
+
+def refuse(*arguments: object, **more: object) -> socket.socket:
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 # How much
@@ -257,6 +289,16 @@ def test_bodies_are_bounded_by_what_they_say_and_by_what_they_are(
     assert wide.ask(head(PULL, key, f"content-length: {BODY + 1}")) == 413
     assert wide.ask(head(PULL, key, chunked), small, b"1\r\nx\r\n0\r\n\r\n") == 200
     assert [len(each.content) for each in wide.through] == [SMALL, BODY, SMALL + 1]
+
+
+def test_who_waits_to_be_asked_for_a_body_is_asked_unless_it_is_refused(wide: Standing) -> None:
+    waiting = "expect: 100-continue"
+    with wide.connect() as connection:
+        connection.sendall(head(PULL, waiting, "content-length: 2"))
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(b"ab")
+        assert read(connection).split()[1] == b"200"
+    assert wide.ask(head(PULL, waiting, f"content-length: {SMALL + 1}")) == 413
 
 
 def test_a_head_is_bounded(wide: Standing) -> None:
@@ -320,6 +362,17 @@ def test_room_for_all_clients_at_one_address() -> None:
     few, many = gate.limits_for(3), gate.limits_for(100)
     assert few.per_address >= 3 * 10 and many.per_address >= 100 * 10
     assert few.connections > few.per_address
+    assert gate.limits_for(100, 1024).connections <= 1024 - gate.OWN_FILES
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [("10.0.0.1", "10.0.0.2", False), ("::ffff:10.0.0.1", "10.0.0.1", True),
+     ("2001:db8::1", "2001:db8::ffff:2", True), ("2001:db8::1", "2001:db8:0:1::1", False),
+     ("fe80::1%eth0", "fe80::2", True)],
+)  # fmt: skip
+def test_what_counts_as_one_address(one: str, other: str, same: bool) -> None:
+    assert (gate.neighbourhood(one) == gate.neighbourhood(other)) == same
 
 
 def test_plain_http_and_other_authorities_get_no_answer(wide: Standing) -> None:

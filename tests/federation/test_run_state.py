@@ -113,7 +113,9 @@ def test_a_run_that_nobody_begins(
     assert flower["called"] == [("stop", "7", processes.LINK)]
 
 
-def test_a_run_whose_training_process_is_gone(server: ServerFolder, flower: dict[str, Any]) -> None:
+def test_a_run_whose_training_process_is_gone(
+    server: ServerFolder, flower: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with locks.exclusively(server.runs / "first"):
         pass  # it was there after the submission
     reason = follow(server)
@@ -121,6 +123,8 @@ def test_a_run_whose_training_process_is_gone(server: ServerFolder, flower: dict
     assert flower["called"] == [("stop", "7", processes.LINK)]
     flower["answers"] = False
     assert "The training process is gone, and the server is not there" in follow(server)
+    monkeypatch.setattr(vigil, "ROOM", 1 << 60)
+    assert follow(server).endswith(f"the disk of {server.path} is full.")
 
 
 def test_a_server_that_does_not_answer_for_a_while_does_not_end_a_run(

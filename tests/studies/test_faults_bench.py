@@ -1,4 +1,4 @@
-"""`corefed bench faults`: its table, its page, and parts of its federation without Flower."""
+"""`corefed bench faults`: its table, its page, and what of its federation needs no Flower."""
 
 from __future__ import annotations
 

@@ -122,7 +122,16 @@ def read_header(path: Path, cells: Sequence[str]) -> list[str]:
     return header
 
 
+MOST_COLUMNS = 100_000
+"""Of a table. Every column is looked at by itself, and named in what clients tell each other."""
+
+
 def check_names(path: Path, header: Sequence[str]) -> None:
+    if len(header) > MOST_COLUMNS:
+        raise UserError(
+            f"{path} has {len(header):,} columns, and a table has at most {MOST_COLUMNS:,}; leave "
+            "some out, or save the features as an array (.npz)."
+        )
     if "" in header:
         raise UserError(
             f"Column {header.index('') + 1} of {path} has no name; name it, or leave it out."

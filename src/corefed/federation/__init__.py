@@ -12,7 +12,7 @@ May import show and the rooms below it.
     reading/      a client's files, and what all clients agree on
     operate/      folders, keys, commands: what the operator does
     flower/       Flower's ClientApp and ServerApp, and messages through it
-    engine/       Flower's programs, fenced and warmed
+    engine/       Flower's programs, behind a gate and warmed
 
 Nothing of the training outside flower/ knows about Flower.
 """

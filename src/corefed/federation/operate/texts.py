@@ -81,6 +81,8 @@ NotifyAccess=main
 WatchdogSec=180
 KillSignal=SIGTERM
 TimeoutStopSec=20
+# Every connection takes a file.
+LimitNOFILE=65536
 NoNewPrivileges=true
 PrivateTmp=true
 ProtectSystem=strict
@@ -151,9 +153,9 @@ All machines need the same version of corefed: `pip install 'corefed[flower]'`.
 `server/experiment.toml` says what is trained, `server/federation.toml` how: deadlines, quorum,
 bounds, robust aggregation, differential privacy. Runs are in `server/runs/`.
 
-Open port {address.port} for the clients. Flower's control API is on the same port and has no
-authentication; corefed answers it for processes of the server's own machine only. So let nobody
-log in there who should not start runs, and put no proxy or tunnel before the port.
+Open port {address.port} for the clients; it answers nothing else. Flower's control API has no
+authentication, and is on a port of the server's own machine that no other machine reaches. So let
+nobody log in there who should not start runs.
 
 ## On a client's machine
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from contextlib import suppress
 from typing import Any
@@ -21,6 +22,8 @@ NOTICE = 15.0
 """Seconds that a training has to notice that it was stopped."""
 GONE, TAKEN = 20.0, 180.0
 """Seconds without a training process: after which it counts as gone, and as never begun."""
+ROOM = 1 << 20
+"""Bytes that a disk has left which is not full."""
 LOST = "lost"
 """The status of a run whose process is gone, beside those of Flower."""
 
@@ -84,6 +87,8 @@ class Vigil:
         what = "The training process is gone" if begun else "No process of the server began the run"
         log = self.server.path / "flower" / "executor.log"
         why = f"{what}; {log} may say why." if answers else f"{what}, and the server is not there."
+        if shutil.disk_usage(self.server.path).free < ROOM:
+            why = f"{what}: the disk of {self.server.path} is full."
         self.over = {"status": LOST, "details": why}
         if answers:  # or Flower would take it for running for another minute
             with suppress(UserError):
