@@ -44,11 +44,11 @@ WORK: dict[str, tuple[dict[str, Any], str]] = {
         "selection_mb = 1e+06.*memory_mb in the table",
     ),
     "rounds": ({"rounds": 1001}, "rounds = 1001"),
-    "a wide layer": ({"hidden": "1000000000"}, "the number of weights = 5e+09.*parameters"),
+    "a wide layer": ({"hidden": "1000000000"}, "the number of weights = 6e+09.*parameters"),
     "many layers": ({"hidden": "4000,4000,4000"}, "the number of weights = 3.2"),
     "channels": (
         {"model": "cnn", "channels": "100000,100000"},
-        "the number of weights = 9.00027e+10",
+        "the number of weights = 9.00037e+10",
     ),
 }
 

@@ -6,13 +6,11 @@ a limit is refused before any data are read. One that takes too long is ended.
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
 from corefed.base.errors import UserError
@@ -22,11 +20,7 @@ from corefed.settings.fields import list_settings, to_flat
 if TYPE_CHECKING:
     from types import FrameType
 
-    from corefed.federation.protocol import Agreement
-    from corefed.settings.run import Experiment, Run
-
-KERNEL = 9
-"""Weights of a convolution between two channels: 3 x 3."""
+    from corefed.settings.run import Experiment
 
 
 @dataclass(frozen=True)
@@ -76,17 +70,8 @@ def check_settings(wanted: Experiment, round_: int, limits: Limits) -> None:
             _refuse(each.name, value, limits.repeats, "repeats")
 
 
-def check_widths(run: Run, agreement: Agreement, limits: Limits) -> None:
-    """Refuse layers that would be too large, before a network is made of them."""
-    inputs, outputs = math.prod(agreement.shape), len(agreement.classes) or 2 * agreement.targets
-    dense = [inputs, *run.hidden, outputs] if run.model != "cnn" else [*run.hidden, outputs]
-    weights = sum(a * b for a, b in pairwise(dense))
-    if run.model == "cnn":
-        weights += KERNEL * sum(a * b for a, b in pairwise((agreement.shape[0], *run.channels)))
-    check_size(weights, limits)
-
-
 def check_size(weights: int, limits: Limits) -> None:
+    """Refuse a network that is too large, before tensors are made for it."""
     _refuse("the number of weights", weights, limits.parameters, "parameters")
 
 
