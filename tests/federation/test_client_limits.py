@@ -149,7 +149,7 @@ def test_a_late_task_never_changes_a_finished_model(tmp_path: Path) -> None:
     ]
     for task in late:
         reply = answer(task, place)
-        assert "is finished at this client" in reply.error and not reply.figures
+        assert "of 2 rounds is finished at this client" in reply.error and not reply.figures
     assert {path: path.read_bytes() for path in tmp_path.glob("models/first/*")} == before
     assert state == sorted((path, path.read_bytes()) for path in place.state.glob("first/round-*"))
     # A server that was killed after the last evaluation asks its last round again.
@@ -176,10 +176,19 @@ def test_a_finished_run_may_be_calibrated_and_go_on(tmp_path: Path) -> None:
     assert kept["temperature.global"].tolist() == [0.5]
     longer = {**flags, "rounds": 3}
     assert not answer(ask("train", linear(0.2), round_=2, **longer), place).error
+    state = (place.state / "first" / "round-3.safetensors").read_bytes()
     shorter = answer(ask("train", linear(0.1), round_=1, **flags), place)
-    assert "has more rounds than the task" in shorter.error
+    assert "of 2 rounds is finished at this client" in shorter.error
+    assert (place.state / "first" / "round-3.safetensors").read_bytes() == state
     assert not answer(ask("evaluate", linear(0.4), round_=2, **longer), place).error
     assert torch.equal(model_of(place)[0], linear(0.4)["theta"])
+
+
+def test_a_run_may_be_resumed_with_fewer_rounds(tmp_path: Path) -> None:
+    place = client(tmp_path, False)
+    assert not answer(ask("train", rounds=9, planned_rounds=9), place).error
+    assert not answer(ask("train", round_=1, rounds=2, planned_rounds=9), place).error
+    assert not answer(ask("evaluate", round_=1, rounds=2, planned_rounds=9), place).error
 
 
 def test_a_model_that_could_not_be_kept_is_no_end(
