@@ -23,6 +23,7 @@ from corefed.base.errors import UserError
 from corefed.base.tables import markdown_table
 from corefed.federation import audit, limits, replacing
 from corefed.federation.client import FAILED, UNLOGGED, answer
+from corefed.federation.flower import records
 from corefed.federation.limits import Limits, TimeUpError, time_limit
 from corefed.federation.operate.folder import ClientFolder
 from corefed.federation.protocol import Agreement, Reply, check_run
@@ -69,6 +70,28 @@ def test_more_work_than_allowed_is_refused_before_it_begins(
     assert not list(place.state.glob("*/*"))  # nothing was kept
 
 
+@pytest.mark.parametrize(
+    ("kind", "round_"), [("test", 0), ("", 0), ("train", -1), ("train", 2), ("join", 0)]
+)
+def test_what_is_no_task_is_refused(kind: Any, round_: Any, tmp_path: Path) -> None:
+    """Limits count tasks by kind and round: neither can be made up."""
+    task = ask("train")._replace(kind=kind, round=round_)
+    reply = answer(task, client(tmp_path, False))
+    assert "a task, or for a round, that there is not" in reply.error and not reply.figures
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"round": 0.5}, {"round": True}, {"round": "0"}, {"run": 1}, {"dp_noise": "1"}, {"extra": 1}],
+)
+def test_a_message_that_is_no_task_is_not_read(wrong: dict[str, Any]) -> None:
+    message = records.task_to_records(ask("train"))
+    assert records.task_from(message).kind == "train"
+    message.config_records["corefed"].update(wrong)
+    with pytest.raises(ValueError, match="other fields than a task has"):
+        records.task_from(message)
+
+
 def test_limits_are_the_clients_own(tmp_path: Path) -> None:
     place = client(tmp_path, False, limits=Limits(local_steps=5, rounds=1, parameters=8))
     assert (
@@ -84,7 +107,7 @@ def test_limits_are_the_clients_own(tmp_path: Path) -> None:
 def test_default_settings_are_within_default_limits() -> None:
     """All defaults of all methods are allowed by the default limits."""
     for method in registry.METHODS:
-        limits.check_settings(config.resolve(flags={"method": method}), 0, Limits())
+        limits.check_settings(config.resolve(flags={"method": method}), Limits())
 
 
 def endless() -> None:

@@ -53,10 +53,10 @@ class LimitError(UserError):
     """A task above a limit. Its sentence speaks of the task and of client.toml, never of data."""
 
 
-def check_settings(wanted: Experiment, round_: int, limits: Limits) -> None:
+def check_settings(wanted: Experiment, limits: Limits) -> None:
     """Refuse settings that ask for more work than the limits allow."""
     run = wanted.run
-    _refuse("rounds", max(run.rounds, round_ + 1), limits.rounds)
+    _refuse("rounds", run.rounds, limits.rounds)
     _refuse("local_steps", run.local_steps, limits.local_steps)
     _refuse("evaluate_draws", run.evaluate_draws, limits.repeats, "repeats")
     values = to_flat(wanted.settings)
