@@ -23,6 +23,7 @@ from corefed.base.errors import UserError
 from corefed.base.tables import markdown_table
 from corefed.federation import audit, limits, replacing
 from corefed.federation.client import FAILED, UNLOGGED, answer
+from corefed.federation.flower import records
 from corefed.federation.limits import Limits, TimeUpError, time_limit
 from corefed.federation.operate.folder import ClientFolder
 from corefed.federation.protocol import Agreement, Reply, check_run
@@ -44,11 +45,11 @@ WORK: dict[str, tuple[dict[str, Any], str]] = {
         "selection_mb = 1e+06.*memory_mb in the table",
     ),
     "rounds": ({"rounds": 1001}, "rounds = 1001"),
-    "a wide layer": ({"hidden": "1000000000"}, "the number of weights = 5e+09.*parameters"),
+    "a wide layer": ({"hidden": "1000000000"}, "the number of weights = 6e+09.*parameters"),
     "many layers": ({"hidden": "4000,4000,4000"}, "the number of weights = 3.2"),
     "channels": (
         {"model": "cnn", "channels": "100000,100000"},
-        "the number of weights = 9.00027e+10",
+        "the number of weights = 9.00037e+10",
     ),
 }
 
@@ -69,6 +70,28 @@ def test_more_work_than_allowed_is_refused_before_it_begins(
     assert not list(place.state.glob("*/*"))  # nothing was kept
 
 
+@pytest.mark.parametrize(
+    ("kind", "round_"), [("test", 0), ("", 0), ("train", -1), ("train", 2), ("join", 0)]
+)
+def test_what_is_no_task_is_refused(kind: Any, round_: Any, tmp_path: Path) -> None:
+    """Limits count tasks by kind and round: neither can be made up."""
+    task = ask("train")._replace(kind=kind, round=round_)
+    reply = answer(task, client(tmp_path, False))
+    assert "a task, or for a round, that there is not" in reply.error and not reply.figures
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"round": 0.5}, {"round": True}, {"round": "0"}, {"run": 1}, {"dp_noise": "1"}, {"extra": 1}],
+)
+def test_a_message_that_is_no_task_is_not_read(wrong: dict[str, Any]) -> None:
+    message = records.task_to_records(ask("train"))
+    assert records.task_from(message).kind == "train"
+    message.config_records["corefed"].update(wrong)
+    with pytest.raises(ValueError, match="other fields than a task has"):
+        records.task_from(message)
+
+
 def test_limits_are_the_clients_own(tmp_path: Path) -> None:
     place = client(tmp_path, False, limits=Limits(local_steps=5, rounds=1, parameters=8))
     assert (
@@ -84,7 +107,7 @@ def test_limits_are_the_clients_own(tmp_path: Path) -> None:
 def test_default_settings_are_within_default_limits() -> None:
     """All defaults of all methods are allowed by the default limits."""
     for method in registry.METHODS:
-        limits.check_settings(config.resolve(flags={"method": method}), 0, Limits())
+        limits.check_settings(config.resolve(flags={"method": method}), Limits())
 
 
 def endless() -> None:
@@ -149,7 +172,7 @@ def test_a_late_task_never_changes_a_finished_model(tmp_path: Path) -> None:
     ]
     for task in late:
         reply = answer(task, place)
-        assert "is finished at this client" in reply.error and not reply.figures
+        assert "of 2 rounds is finished at this client" in reply.error and not reply.figures
     assert {path: path.read_bytes() for path in tmp_path.glob("models/first/*")} == before
     assert state == sorted((path, path.read_bytes()) for path in place.state.glob("first/round-*"))
     # A server that was killed after the last evaluation asks its last round again.
@@ -176,10 +199,19 @@ def test_a_finished_run_may_be_calibrated_and_go_on(tmp_path: Path) -> None:
     assert kept["temperature.global"].tolist() == [0.5]
     longer = {**flags, "rounds": 3}
     assert not answer(ask("train", linear(0.2), round_=2, **longer), place).error
+    state = (place.state / "first" / "round-3.safetensors").read_bytes()
     shorter = answer(ask("train", linear(0.1), round_=1, **flags), place)
-    assert "has more rounds than the task" in shorter.error
+    assert "of 2 rounds is finished at this client" in shorter.error
+    assert (place.state / "first" / "round-3.safetensors").read_bytes() == state
     assert not answer(ask("evaluate", linear(0.4), round_=2, **longer), place).error
     assert torch.equal(model_of(place)[0], linear(0.4)["theta"])
+
+
+def test_a_run_may_be_resumed_with_fewer_rounds(tmp_path: Path) -> None:
+    place = client(tmp_path, False)
+    assert not answer(ask("train", rounds=9, planned_rounds=9), place).error
+    assert not answer(ask("train", round_=1, rounds=2, planned_rounds=9), place).error
+    assert not answer(ask("evaluate", round_=1, rounds=2, planned_rounds=9), place).error
 
 
 def test_a_model_that_could_not_be_kept_is_no_end(

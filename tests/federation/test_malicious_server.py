@@ -34,6 +34,7 @@ from corefed.federation.protocol import Agreement, Reply, Task
 from corefed.federation.reading.description import check_description
 from corefed.federation.task_context import ClientSettings
 from corefed.federation.trust import metric, privacy
+from corefed.methods import registry
 from corefed.training import client_side
 
 ROOT = Path(__file__).parents[2]
@@ -141,6 +142,21 @@ def test_a_training_that_fails_is_noise_and_counted(size: float, tmp_path: Path)
     assert one._replace(tree={}) == two._replace(tree={}) and not one.error
     assert releases(tmp_path, True) == releases(tmp_path, False) == 1
     check_alike(one, two, tree, 1.0)
+
+
+@pytest.mark.parametrize("method", registry.METHODS)
+def test_a_failure_sends_what_the_method_sends(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same names, shapes and types, for every method."""
+    task = ask("train", method=method, hidden="4")
+    good = answer(task, client(tmp_path, False, **NOISE))
+    monkeypatch.setattr(client_side, "train", lambda *arguments: 1 / 0)
+    bad = answer(task, client(tmp_path, True, **NOISE))
+    assert good._replace(tree={}) == bad._replace(tree={})
+    forms = [[(k, v.shape, v.dtype) for k, v in each.tree.items()] for each in (good, bad)]
+    assert forms[0] == forms[1]
+    assert bool(good.error) == (method == "bnfed")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), MemoryError(), ValueError("secret 50.0")])
@@ -281,7 +297,7 @@ def test_evaluations_are_bounded(tmp_path: Path) -> None:
     assert "3 different tasks of this kind in round 1" in replies[-1].error
     again = answer(ask("evaluate", linear(2.0)), place)  # the same one is no other
     assert again.figures["models"] == replies[1].figures["models"]
-    assert "rounds = 1001" in answer(ask("evaluate", round_=1000), place).error
+    assert "rounds = 1001" in answer(ask("evaluate", rounds=1001), place).error
 
 
 # Joining

@@ -86,7 +86,6 @@ class Asked:
     def __init__(self, folder: Path) -> None:
         self.path = folder / ASKED
         kept = _read(self.path) or {}
-        self.rounds: int = kept.get("rounds", 0)  # the most that the run was to have
         self.finished: int = kept.get("finished", 0)  # rounds of the finished run; 0: it is not
         self.model: str = kept.get("model", "")  # what it finished with
         self.calibrated: bool = kept.get("calibrated", False)
@@ -96,10 +95,10 @@ class Asked:
         """Enter a task before it is done; refuse one too many, and one that comes too late."""
         question, key = question_of(task), f"{task.kind} {task.round}"
         before = self.tasks.get(key, [])
-        if rounds < self.rounds or (rounds <= self.finished and not self._belongs(task, before)):
+        if rounds <= self.finished and not self._belongs(task, before):
             raise LimitError(
-                f"The run {task.run} is finished at this client, or has more rounds than the task "
-                "says; it does no other task of it."
+                f"The run {task.run} of {self.finished} rounds is finished at this client, which "
+                "does no other task of it; give the run more rounds, or start a new one."
             )
         if question not in before and len(before) >= limits.attempts:
             raise LimitError(
@@ -109,12 +108,12 @@ class Asked:
             )
         if question not in before:
             self.tasks[key] = [*before, question]
-        self.rounds = rounds
         self._save()
 
     def _belongs(self, task: Task, before: list[str]) -> bool:
         """Whether a finished run's server may still ask this, after a restart or to calibrate."""
-        last = task.round + 1 == self.finished
+        gone_on = any(int(key.split()[1]) >= self.finished for key in self.tasks)
+        last = task.round + 1 == self.finished and not gone_on
         if question_of(task) in before:
             return last
         return last and task.kind == "evaluate" and bool(task.temperature) and self._same(task)
@@ -137,7 +136,7 @@ class Asked:
         return self.model == digest.hash_tree(task.tree)
 
     def _save(self) -> None:
-        about = {"rounds": self.rounds, "finished": self.finished, "model": self.model}
+        about = {"finished": self.finished, "model": self.model}
         _write(self.path, {**about, "calibrated": self.calibrated, "tasks": self.tasks})
 
 

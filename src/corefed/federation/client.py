@@ -48,7 +48,7 @@ from corefed.federation.task_context import (
     prepare,
     refuse_code,
 )
-from corefed.federation.trust import privacy
+from corefed.federation.trust import checks, privacy
 from corefed.federation.trust.privacy import SpentError
 from corefed.federation.trust.terms import Terms, TermsError, terms_of
 from corefed.training import client_side
@@ -74,7 +74,8 @@ def _answer(task: Task, settings: ClientSettings) -> Reply:
         check_run(task.run)
         wanted = experiment_of(task)
         refuse_code(wanted, settings)
-        limits.check_settings(wanted, task.round, settings.limits)
+        _check_question(task, wanted.run.rounds)
+        limits.check_settings(wanted, settings.limits)
         asked.check_room(settings.state, task.run, settings.limits)
         if task.kind == "join":
             return _join(task, settings)
@@ -92,6 +93,14 @@ def _answer(task: Task, settings: ClientSettings) -> Reply:
     except Exception:
         traceback.print_exc()
         return _reply(task, {}, error=FAILED)
+
+
+def _check_question(task: Task, rounds: int) -> None:
+    """Refuse what is no task: others than these three, and rounds that the run does not have."""
+    first, last = (-1, -1) if task.kind == "join" else (0, rounds - 1)
+    known = task.kind in ("join", "train", "evaluate")
+    if not known or not first <= task.round <= last:
+        raise PublicError("The server asked for a task, or for a round, that there is not.")
 
 
 def _reply(task: Task, figures: dict[str, Any], tree: Tree | None = None, error: str = "") -> Reply:
@@ -116,27 +125,33 @@ def _join(task: Task, settings: ClientSettings) -> Reply:
 
 def _train(task: Task, plan: Plan) -> Reply:
     settings, store, question = plan.settings, plan.store, asked.question_of(task)
-    terms = terms_of(task, settings) if task.tree or settings.private else None
-    if terms is None:
+    terms = terms_of(task, settings) if task.tree else None
+    if terms is None and not settings.private:
         with time_limit(settings.limits.seconds):
             message, private, figures = _work(task, prepare(task, plan))
         store.save(task.run, task.round + 1, private)
         return _reply(task, figures, _packed(task, plan, message))
-    if task.tree and not plan.method.traits.aligned:
-        raise PublicError(f"The uploads of {plan.method.name} cannot be made private.")
     kept = store.upload(task.run, task.round, question)
     if kept is not None:  # asked again: the same noise, or it would be a second release
         return _reply(task, *kept)
-    if task.tree:  # before the training: one that does not end is counted too
-        most = settings.max_epsilon or math.inf
-        ledger = privacy.Ledger(settings.state / "privacy.json")
-        ledger.record(task.run, task.round, *terms, most=most, delta=settings.delta)
+    if terms is not None:
+        _book(task, plan, terms)
     message, after, figures = _work_quietly(task, plan)
-    message = _packed(task, plan, _privatise(task, plan, terms, message))
+    sent = {} if terms is None else _packed(task, plan, _privatise(task, plan, terms, message))
     if after is not None:
         store.save(task.run, task.round + 1, after)
-    store.keep_upload(task.run, task.round, question, figures, message)
-    return _reply(task, figures, message)
+    store.keep_upload(task.run, task.round, question, figures, sent)
+    return _reply(task, figures, sent)
+
+
+def _book(task: Task, plan: Plan, terms: Terms) -> None:
+    """Enter a release before the training: one that does not end is counted too."""
+    settings = plan.settings
+    if not plan.method.traits.aligned:
+        raise PublicError(f"The uploads of {plan.method.name} cannot be made private.")
+    ledger = privacy.Ledger(settings.state / "privacy.json")
+    most = settings.max_epsilon or math.inf
+    ledger.record(task.run, task.round, *terms, most=most, delta=settings.delta)
 
 
 def _work(task: Task, context: TaskContext) -> tuple[Tree, Tree, dict[str, Any]]:
@@ -205,9 +220,14 @@ def _quietly(quiet: bool = True) -> Iterator[None]:
 
 
 def _privatise(task: Task, plan: Plan, terms: Terms, message: Tree) -> Tree:
-    """The message under noise, of what the server sent; nothing else of it is sent."""
+    """The message under noise, with the names that the method's messages have.
+
+    Where training failed it is the broadcast, which may have more of them.
+    """
+    agreement = plan.agreement
+    names = checks.template(plan.method, task.tree, agreement.shape, agreement.targets)
     noisy, _ = privacy.privatise(
-        {name: value for name, value in message.items() if name in task.tree},
+        {name: message[name] for name in names},
         task.tree,
         plan.method.traits.posteriors,
         terms.clip,

@@ -6,13 +6,11 @@ a limit is refused before any data are read. One that takes too long is ended.
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
 from corefed.base.errors import UserError
@@ -22,11 +20,7 @@ from corefed.settings.fields import list_settings, to_flat
 if TYPE_CHECKING:
     from types import FrameType
 
-    from corefed.federation.protocol import Agreement
-    from corefed.settings.run import Experiment, Run
-
-KERNEL = 9
-"""Weights of a convolution between two channels: 3 x 3."""
+    from corefed.settings.run import Experiment
 
 
 @dataclass(frozen=True)
@@ -59,10 +53,10 @@ class LimitError(UserError):
     """A task above a limit. Its sentence speaks of the task and of client.toml, never of data."""
 
 
-def check_settings(wanted: Experiment, round_: int, limits: Limits) -> None:
+def check_settings(wanted: Experiment, limits: Limits) -> None:
     """Refuse settings that ask for more work than the limits allow."""
     run = wanted.run
-    _refuse("rounds", max(run.rounds, round_ + 1), limits.rounds)
+    _refuse("rounds", run.rounds, limits.rounds)
     _refuse("local_steps", run.local_steps, limits.local_steps)
     _refuse("evaluate_draws", run.evaluate_draws, limits.repeats, "repeats")
     values = to_flat(wanted.settings)
@@ -76,17 +70,8 @@ def check_settings(wanted: Experiment, round_: int, limits: Limits) -> None:
             _refuse(each.name, value, limits.repeats, "repeats")
 
 
-def check_widths(run: Run, agreement: Agreement, limits: Limits) -> None:
-    """Refuse layers that would be too large, before a network is made of them."""
-    inputs, outputs = math.prod(agreement.shape), len(agreement.classes) or 2 * agreement.targets
-    dense = [inputs, *run.hidden, outputs] if run.model != "cnn" else [*run.hidden, outputs]
-    weights = sum(a * b for a, b in pairwise(dense))
-    if run.model == "cnn":
-        weights += KERNEL * sum(a * b for a, b in pairwise((agreement.shape[0], *run.channels)))
-    check_size(weights, limits)
-
-
 def check_size(weights: int, limits: Limits) -> None:
+    """Refuse a network that is too large, before tensors are made for it."""
     _refuse("the number of weights", weights, limits.parameters, "parameters")
 
 

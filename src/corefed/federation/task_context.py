@@ -15,6 +15,7 @@ from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.shown import say_note
 from corefed.base.types import ClientData, Method
+from corefed.data.class_names import MOST
 from corefed.data.preparation import Preparation, TargetUnit
 from corefed.data.table import Settings
 from corefed.federation import limits
@@ -116,7 +117,8 @@ def make_plan(task: Task, settings: ClientSettings, wanted: Experiment) -> Plan:
             f"client.toml of this client names the class {foreign[0]!r}, which is none of this "
             f"run's: {', '.join(agreement.classes)}."
         )
-    limits.check_widths(run, agreement, settings.limits)
+    if len(agreement.classes) > MOST:
+        raise PublicError(f"The run has {len(agreement.classes)} classes; at most {MOST} can be.")
     bounded = dataclasses.replace(run, memory_mb=min(run.memory_mb, settings.limits.memory_mb))
     sizes = len(agreement.classes), agreement.targets
     # Code that the client's own file lists, which `refuse_code` has made sure of.

@@ -31,7 +31,14 @@ def task_to_records(task: Task) -> RecordDict:
 
 
 def task_from(records: RecordDict) -> Task:
+    """A server's task; a ValueError with a sentence for anything else."""
     values = _values(records)
+    texts = ("kind", "run", "settings", "agreement", "upload", "temperature")
+    kinds: dict[str, tuple[type, ...]] = dict.fromkeys(texts, (str,))
+    kinds |= {"round": (int,), "client": (int,), "difference": (bool,)}
+    kinds |= dict.fromkeys(("dp_clip", "dp_noise"), (int, float))
+    if values.keys() != kinds.keys() or any(type(values[k]) not in t for k, t in kinds.items()):
+        raise ValueError("the task has other fields than a task has")
     text = str(values.pop("agreement"))
     agreement = Agreement.from_json(text) if text else None
     return Task(**values, agreement=agreement, tree=_tree(records, CLIENT_MOST))

@@ -29,6 +29,7 @@ def main() -> int:
             labels_only=True,  # of a table: which columns are features is the run's to say
             embedding="none",  # images must be readable; what they become is the run's to say
             classes=settings.classes,
+            memory_mb=settings.limits.memory_mb,
         )
         if not settings.tells_all:
             check_classes(data.labels, settings.classes)
