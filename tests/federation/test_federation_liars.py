@@ -121,6 +121,7 @@ def test_invented_classes_do_not_swell_the_model(tmp_path: Path) -> None:
     assert ended.agreement()["classes"] == list(map(str, range(10)))
     (reason,) = ended.reasons("left-out")
     assert "too few clients name" in reason and "(client-0)" in reason
+    assert 'classes = ["0", "1", "2", ...]' in reason  # all of it is in the log
 
 
 def test_points_of_a_class_that_is_left_out_are_left_out(tmp_path: Path) -> None:

@@ -87,17 +87,21 @@ def _plan(setting: AttackSetting) -> list[Cell]:
     """Every seed in turn, so that a command that was stopped has whole tables of some."""
     plan: list[Cell] = []
     for seed in setting.seeds:
-        some = {"seed": seed, "rounds": setting.rounds}
-        two = {"clients": 7, "bad": 2, **some}
+        honest = Cell("pfedbayes", "plain", "none", seed=seed, rounds=setting.rounds)
         for rule in RULES:
             main = rule in MAIN_RULES
             attacks = [each for each in setting.attacks if main or each in MAIN_ATTACKS]
-            plan += [Cell("pfedbayes", rule, each, **some) for each in attacks]
-            plan += [Cell("fedavg", rule, each, **some) for each in setting.fedavg if main]
-            plan += [Cell("pfedbayes", rule, each, **two) for each in setting.two]
-        for split in setting.splits:
-            for rule in ("plain", "default", "median"):
-                plan += [Cell(each, rule, "none", split=split, **some) for each in METHODS]
+            one = honest._replace(rule=rule)
+            fedavg, two = one._replace(method="fedavg"), one._replace(clients=7, bad=2)
+            plan += [one._replace(attack=each) for each in attacks]
+            plan += [fedavg._replace(attack=each) for each in setting.fedavg if main]
+            plan += [two._replace(attack=each) for each in setting.two]
+        plan += [
+            honest._replace(split=split, rule=rule, method=method)
+            for split in setting.splits
+            for rule in ("plain", "default", "median")
+            for method in METHODS
+        ]
     return list(dict.fromkeys(plan))
 
 
@@ -146,7 +150,10 @@ def _row(cell: Cell, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def tables(found: Mapping[str, Any]) -> list[pages.Table]:
     cells = found["cells"]
+    tried = {cell["attack"] for cell in cells}
+    what = [[name, attack.words] for name, attack in ATTACKS.items() if name in tried]
     shown = [
+        pages.Table("The attacks", ["attack", "what the bad client does"], what),
         _attacks(found, "pfedbayes", 5, "personal"),
         _attacks(found, "pfedbayes", 5, "global"),
         _attacks(found, "fedavg", 5, "global"),
@@ -176,9 +183,13 @@ def _attacks(found: Mapping[str, Any], method: str, clients: int, kind: str) -> 
         f"{method}, {kind} model: accuracy in % with {words} of {clients} clients bad",
         ["attack", *map(heading, rules)],
         rows if any(attack != "none" for attack in attacks) else [],
-        f"Of the honest clients' test points, means over {found['seeds']} seeds after "
+        f"Of the honest clients' test points, means over {_seeds(found)} after "
         f"{found['rounds']} rounds. {_verdict(mine, kind)}",
     )
+
+
+def _seeds(found: Mapping[str, Any]) -> str:
+    return f"{found['seeds']} seed{'s' if found['seeds'] > 1 else ''}"
 
 
 def _cell(cell: Mapping[str, Any] | None, kind: str) -> str:

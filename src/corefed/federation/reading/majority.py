@@ -158,17 +158,17 @@ def keep_known_categories(descriptions: Descriptions, quorum: int) -> dict[str, 
 
 def class_note(unknown: Mapping[str, list[str]], agreed: Iterable[str]) -> str:
     """For the operator: which classes are left out, and how to add them."""
-    shown = [f"{label!r} ({', '.join(names[:3])})" for label, names in sorted(unknown.items())[:5]]
-    more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-    example = _listed([*agreed, *sorted(unknown)])
+    some = sorted(unknown.items())[:3]
+    shown = ", ".join(f"{label[:30]!r} ({names[0]})" for label, names in some)
+    more = f" and {len(unknown) - len(some)} more" if len(unknown) > len(some) else ""
     return (
-        f"classes that too few clients name are left out, with their points: {', '.join(shown)}"
-        f"{more}. If they are right, start a new run with all classes named in the experiment: "
-        f"classes = {example}; or lower class_quorum."
+        f"too few clients name {shown}{more}; points of these classes are left out. To keep them, "
+        "start a new run whose experiment names all classes: "
+        f"classes = {_listed([*agreed, *sorted(unknown)])}."
     )
 
 
 def _listed(names: Iterable[str]) -> str:
     """As TOML has it, the first few."""
-    shown = [f'"{name}"' for name in names]
-    return f"[{', '.join(shown[:6])}{', ...' if len(shown) > 6 else ''}]"
+    shown = [f'"{name[:30]}"' for name in names]
+    return f"[{', '.join(shown[:3])}{', ...' if len(shown) > 3 else ''}]"
