@@ -105,7 +105,7 @@ def test_fine_tuning_makes_all_its_steps_from_the_shared_model(runs: dict[str, P
     """Eight steps in one round: a second round would begin at the server's weights again."""
     model = fitted.load(runs["fedavg"])
     data = newcomer(30)
-    joined = newcomers.join(model, data, steps=8, device="cpu")
+    joined = newcomers.join(model, data, steps=8, device="cpu", share=1)
     assert len(joined.lines) == 1
     broadcast = {"theta": model.models["server.theta"][:1]}
     start = client_side.start(model.method, broadcast, data.train)
@@ -171,13 +171,18 @@ def test_a_newcomer_has_the_temperature_of_the_runs_clients(
     trained = rounds.train(experiment, run).summary["calibration"]
     kind = "personal" if method == "coreset-pfedbayes" else "localized"
     pooled = trained[kind]["temperature"]["all_clients"]["per_seed"]
-    options = ("--data", file, "--steps=4", "--seed=4", "--json")
+    options = ("--data", file, "--steps=4", "--seed=4", "--json", "--share=1")
     done = corefed("personalize", run, *options)
     assert done.code == 0, done.err
     model = fitted.load(run, client="south")
     assert model.models["temperature.personal"].tolist() == pooled[1:]
     assert model.models["temperature.newcomer"].tolist() == pooled[1:]
     assert model.experiment.run.validation == 0 and model.clients[0][0]["train"] == 40
+    shared = corefed("personalize", run, *options[:-1], "--share=0", "--name=near")
+    assert shared.code == 0, shared.err
+    near = fitted.load(run, client="near")
+    (T,) = near.models["temperature.personal"].tolist()
+    assert pytest.approx(float(near.models["temperature.global"])) == T
     told = json.loads(done.out)
     assert (
         told["metrics"]["personal_nll"] == told["calibration"]["personal"]["test"]["after"]["nll"]
@@ -212,6 +217,7 @@ def test_the_folder_is_a_runs_and_predicts(run: Path, file: Path, tmp_path: Path
     assert done.code == 0
     told = json.loads(done.out)
     assert told["folder"] == str(out)
+    assert 0 <= told["personalized"].pop("share") <= 1
     assert told["personalized"] == {"name": "south", "data": "digits", "clients": 3, "steps": 8}
     summary, lines = record.read(out)
     assert summary["metrics"] == told["metrics"]

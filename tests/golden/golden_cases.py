@@ -266,7 +266,7 @@ def newcomer(settings: Settings, *more: object) -> Callable[[Path], Fields]:
         corefed(
             "personalize", folder / "run", "--data", points(folder / "south.npz", 0, 50),
             "--name", "south", "--steps", 10, "--test-fraction", 0.2, "--seed", 1,
-            "--device", "cpu", *more, "--out", folder / "south",
+            "--device", "cpu", "--share", 1, *more, "--out", folder / "south",
         )  # fmt: skip
         fields = golden_digest.of_run(folder / "south", "newcomer/")
         shutil.copytree(folder / "south", folder / "run" / "personalized" / "south")

@@ -110,9 +110,17 @@ def of_tensor(value: Tensor) -> list[Any]:
 
 
 def of_csv(name: str, path: Path) -> Fields:
-    """Of a table of predictions: its bytes, its header, and sums of its columns of numbers."""
-    content = path.read_bytes()
-    header, *rows = csv.reader(content.decode().splitlines())
+    """Of a table of predictions: its bytes, its header, and sums of its columns of numbers.
+
+    The column `outside` is left out: it is younger than the recordings, and all points are inside.
+    """
+    header, *rows = csv.reader(path.read_text().splitlines())
+    at = header.index("outside")
+    assert {row[at] for row in rows} == {"no"}
+    header, *rows = ([*row[:at], *row[at + 1 :]] for row in (header, *rows))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    content = text.getvalue().encode()
     sums = {}
     for title, *column in zip(header, *rows, strict=True):
         with contextlib.suppress(ValueError):

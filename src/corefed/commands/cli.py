@@ -24,6 +24,7 @@ from corefed.commands import (
     datasets,
     export,
     federation,
+    measures,
     methods,
     personalize,
     predict,
@@ -51,6 +52,7 @@ app.command(epilog=run.EXAMPLES)(run.run)
 app.command(epilog=tune.EXAMPLES)(tune.tune)
 app.command()(compare.compare)
 app.command(epilog=report.EXAMPLES)(report.report)
+app.command(epilog=measures.EXAMPLES)(measures.measures)
 app.command()(watch.watch)
 app.command(epilog=predict.EXAMPLES)(predict.predict)
 app.command(epilog=personalize.EXAMPLES)(personalize.personalize)

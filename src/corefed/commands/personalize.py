@@ -69,6 +69,13 @@ def personalize(
             "the run's clients."
         ),
     ] = 0.0,
+    share: Annotated[
+        float | None,
+        typer.Option(
+            help="How much of its own training it keeps, from 0 (the shared model) to 1; fitted to "
+            "its points if not given."
+        ),
+    ] = None,
     seed: Seed = None,
     model: OwnModel = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -96,7 +103,9 @@ def personalize(
     points = newcomer.read(data, run, g, name, test_fraction, memory, validation, raw)
     for note in points.notes:
         say_note(note)
-    joined = newcomers.join(run, points, steps=steps, fraction=fraction, seed=seed, device=device)
+    joined = newcomers.join(
+        run, points, steps=steps, fraction=fraction, seed=seed, device=device, share=share
+    )
     newcomer.keep(place, joined)
     if json:
         say(jsonlib.dumps({"folder": str(place), **joined.summary}, indent=1))
@@ -138,7 +147,8 @@ def _table(joined: Newcomer) -> Table:
     steps, cost = summary["personalized"]["steps"], summary["cost"]
     shown.caption = (
         f"{steps} steps on {summary['coreset'].get('size', data.train.weight.sum()):.0f} "
-        f"of {int(data.train.weight.sum())} points in {cost['seconds']:.1f} s"
+        f"of {int(data.train.weight.sum())} points in {cost['seconds']:.1f} s; "
+        f"{100 * summary['personalized']['share']:.0f} % of its own training are kept"
     )
     found = summary.get("calibration", {}).get("personal")
     if found is not None:

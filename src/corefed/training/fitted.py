@@ -6,6 +6,7 @@
                             of a calibrated run temperature.personal [G N], temperature.global [G]
                             and temperature.newcomer [G], the one that a newcomer gets
     held_out.safetensors    predictions of the clients' test points, one row per point
+    validation.safetensors  the same of validation points, where a run has them
     reach.safetensors       how far the training points reach (`reach.py`)
 
 G seeds of N clients; row g N + i is client i of the g-th seed. Neither training data nor checkpoint
@@ -42,6 +43,8 @@ from corefed.training.reach import Outside, Reach
 from corefed.training.setup import network
 
 DATA, MODELS, HELD_OUT = "data.json", "fitted.safetensors", "held_out.safetensors"
+VALIDATION = "validation.safetensors"
+"""Predictions of the validation points, where a run in one process has any."""
 SCHEMA = 1
 """Increase it when a name changes its meaning."""
 SHARED = "global"

@@ -9,7 +9,8 @@ trains on its own data alone:
     one model for all (fedavg, bnfed, submodular-*)   fine-tuned: all steps from the shared model
 
 A method that shares nothing (independent) is refused. The newcomer's model has the temperature of
-all clients of the run, or its own, shrunk to that, where it has validation points.
+all clients of the run, or its own, shrunk to that, where it has validation points. How much of its
+own training it keeps is fitted to its points (`shrinking.py`), so that few points do no harm.
 docs/newcomers.md has the measurements behind STEPS, and behind a coreset of at least one minibatch:
 smaller ones save no time per step, and were less accurate.
 """
@@ -21,6 +22,8 @@ from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
+import torch
+
 from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
@@ -30,7 +33,7 @@ from corefed.methods import registry
 from corefed.models.network import Model
 from corefed.settings.config import check, to_dict
 from corefed.settings.run import LOCAL, Experiment
-from corefed.training import calibration, client_side, cost, local, reach, summaries
+from corefed.training import calibration, client_side, cost, local, reach, shrinking, summaries
 from corefed.training.calibration import Temperatures
 from corefed.training.evaluate import Evaluation, evaluate
 from corefed.training.fitted import Fitted
@@ -165,8 +168,14 @@ def join(
     seed: int | None = None,
     device: str = "auto",
     compare: bool = True,
+    share: float | None = None,
 ) -> Newcomer:
-    """Train the one client of `data` from the run's server; `compare` it with training alone."""
+    """Train the one client of `data` from the run's server; `compare` it with training alone.
+
+    `share` is how much of its own training it keeps; None: what its points say (`shrinking.py`).
+    """
+    if share is not None and not 0 <= share <= 1:
+        raise UserError(f"--share is {share:g}; it must be from 0 to 1.")
     seeds = model.experiment.run.seeds
     g = model.place(model.names[0], seed)[0]
     who = Who(seeds[g], len(model.names))  # numbered as the next client of the run
@@ -198,6 +207,14 @@ def join(
         rounds=len(plan), local_steps=plan[0], seeds=(who.seed,), device=str(place),
     )  # fmt: skip
     experiment = dataclasses.replace(experiment, run=run)
+    T = _known_temperatures(run.calibrate, model.models, g)
+    if share is None:
+        share = shrinking.fit(
+            method, server, data.train, who,
+            lambda points, each: adapt(method, server, points, each, plan, run.batch_size),
+            run.evaluate_draws, data.classes, (T.get("global", 1.0), T.get("personal", 1.0)),
+        ).share  # fmt: skip
+    method = shrinking.shrunk(method, share)
     work = Work(plan[0], run.batch_size)
     clients = local.LocalClients(method, data.train, run.seeds, [server], work, 1)
     setup = Setup(experiment, data, made, method, clients, [server])
@@ -213,7 +230,10 @@ def join(
     )
     if tested and compare:
         _compare(setup, server, who, plan, lines[-1])
-    found = _temperatures(setup, server, model.models, g)
+    if "personal" in T:
+        T["personal"] = shrinking.temperature(T.get("global", 1.0), T["personal"], share)
+    around = {kind: torch.tensor([value], dtype=torch.float64) for kind, value in T.items()}
+    found = _temperatures(setup, server, around)
     if found is not None and tested:
         lines[-1] |= _calibration(setup, server, found)
     about = {**summaries.environment(run.device), "notes": list(data.notes)}
@@ -223,6 +243,7 @@ def join(
         "data": model.experiment.run.data,
         "clients": len(model.names),
         "steps": steps,
+        "share": share,
     }
     kept = None if found is None else calibration.stored(found)
     known = tuple(reach.extend(each, data.train.x[0]) for each in model.reach[g : g + 1])
@@ -235,16 +256,21 @@ def _validation_share(data: FederatedData) -> float:
     return held / (held + int(data.train.size.sum()))
 
 
-def _temperatures(setup: Setup, server: Tree, kept: Tree, g: int) -> Temperatures | None:
+def _known_temperatures(calibrate: str, kept: Tree, g: int) -> dict[str, float]:
+    """Of a newcomer's and of the shared model; empty of a run that was not calibrated."""
+    names = {"personal": calibration.NEWCOMER, "global": f"{calibration.PREFIX}global"}
+    wanted = {} if calibrate == "off" else names
+    return {kind: float(kept[name][g]) for kind, name in wanted.items() if name in kept}
+
+
+def _temperatures(setup: Setup, server: Tree, around: Tree) -> Temperatures | None:
     """The newcomer's own, shrunk to those of the run; those of the run without validation points.
 
-    `kept` is what the run keeps, where a run that was not calibrated has no temperatures.
+    `around` has those of the run; it is empty where the run was not calibrated.
     """
     run, data, clients = setup.experiment.run, setup.data, setup.clients
     if run.calibrate == "off":
         return None
-    names = {"personal": calibration.NEWCOMER, "global": f"{calibration.PREFIX}global"}
-    around = {kind: kept[name][g : g + 1] for kind, name in names.items() if name in kept}
     if data.validation is None:
         return Temperatures(around, around) if around else None
     slopes = calibration.slopes(

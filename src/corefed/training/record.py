@@ -7,6 +7,7 @@
     checkpoint/                     the last checkpoint, see `checkpoint.py`
     fitted.safetensors              the models, see `fitted.py`
     held_out.safetensors            their predictions of the test points, see `fitted.py`
+    validation.safetensors          and of the validation points, where there are some
     summary.json                    the result; written last, so the run is complete where it exists
 
 Files are replaced whole (temporary file, fsync, rename), except rounds.jsonl, which grows; a

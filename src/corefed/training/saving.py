@@ -13,7 +13,7 @@ from torch import Tensor
 from corefed.base import digests, files, tensor_file
 from corefed.base.digests import Stream
 from corefed.base.rng import Streams, Who
-from corefed.base.types import Tree
+from corefed.base.types import ClientData, Tree
 from corefed.bayes import uncertainty
 from corefed.data.clients import FederatedData
 from corefed.training import calibration, client_side, reach, reach_fitting
@@ -24,6 +24,7 @@ from corefed.training.fitted import (
     MODELS,
     ROWS,
     SCHEMA,
+    VALIDATION,
     model_at,
     tempered,
 )  # fmt: skip
@@ -109,17 +110,23 @@ def _of_runs(trees: Trees) -> Tree:
     return tree | (trees.temperature or {})
 
 
-def held_out_of(trees: Trees, models: Tree, rows: Sequence[int] | None = None) -> Tree:
+def held_out_of(
+    trees: Trees,
+    models: Tree,
+    rows: Sequence[int] | None = None,
+    points: ClientData | None = None,
+) -> Tree:
     """The content of held_out.safetensors: predictions of the test points of `rows`.
 
     row [M] is the client's row and point [M] the number among its test points; y [M] or [M, d] is
     the truth. For each kind of model: KIND.mean, .total, .aleatoric and .epistemic. The personal
-    models in `models` are those of `rows`, by default of all clients that are kept.
+    models in `models` are those of `rows`, by default of all clients that are kept. `points` take
+    the place of the test points.
     """
     run, data, method = trees.run, trees.data, trees.method
     rows = _rows(trees) if rows is None else rows
     per_run = len(data.names) // len(trees.servers)
-    test, unit = data.test.of(rows), data.unit
+    test, unit = (data.test if points is None else points).of(rows), data.unit
     real = test.weight > 0
     client, point = (each.cpu() for each in real.nonzero(as_tuple=True))
     tree = {"row": torch.tensor(rows)[client], "point": point, "y": test.y[real].cpu()}
@@ -159,6 +166,8 @@ def keep_models(folder: Path, trees: Trees) -> None:
         return
     models = models_of(trees)
     contents = {MODELS: models, HELD_OUT: held_out_of(trees, models)}
+    if trees.data.validation is not None:
+        contents[VALIDATION] = held_out_of(trees, models, points=trees.data.validation)
     files.replace_all(folder, [(n, tensor_file.stream(t, about)) for n, t in contents.items()])
 
 

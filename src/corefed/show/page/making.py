@@ -20,6 +20,7 @@ from corefed.show.page.content import Chapter, Figures, Missing
 from corefed.show.page.gather import RunFolder
 from corefed.show.page.sections import (
     chosen,
+    classes,
     clients,
     comparison,
     cost,
@@ -167,6 +168,7 @@ def _chapter(
         learning.section(run, prefix),
         clients.section(run, prefix),
         chosen.section(run, found, most, prefix),
+        classes.section(run, prefix),
         trust.section(run, prefix),
         examples.section(run, found, most, prefix),
         cost.section(run, prefix),

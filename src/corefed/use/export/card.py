@@ -16,11 +16,13 @@ from corefed.settings.config import to_dict
 from corefed.settings.fields import to_flat
 from corefed.training import record
 from corefed.training.fitted import Fitted
-from corefed.use import review, selective
+from corefed.use import classification, review, selective
 from corefed.use.export import measures
 from corefed.use.export.network import ExportedNetwork
 from corefed.use.review import PredictionSettings
 
+MOST_CLASSES = 20
+"""Of a confusion matrix in a card."""
 MOST_FEATURES = 200
 """Listed in the card; all of them are in preparation.json."""
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -143,7 +145,43 @@ def _results(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
         table,
         "The interval of an accuracy is Wilson's; the others are normal approximations. They are "
         "about the draw of these points only.",
+        *_by_class(model, kind, g, client),
     ]
+
+
+def _by_class(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
+    """Each class against all others; empty for a regression."""
+    found = classification.of_run(model, kind, g, client)
+    if found is None:
+        return []
+    names = ("auroc", "auprc", "sensitivity", "specificity", "f1")
+    rows = [
+        [label, str(each["points"]), *(_with_interval(each[name]) for name in names)]
+        for label, each in found["classes"].items()
+    ]
+    head = ("class", "points", "AUROC", "AUPRC", "sensitivity", "specificity", "F1")
+    labels = model.preparations[g].labels
+    counts = [
+        [label, *map(str, row)] for label, row in zip(labels, found["confusion"], strict=True)
+    ]
+    words = [
+        "Each class against all others, with 95 % intervals. "
+        + classification.how(found, len(labels)),
+        "\n".join(markdown_table(head, rows)),
+    ]
+    if len(labels) <= MOST_CLASSES:
+        words += [
+            "Confusion matrix: rows are true classes, columns predicted ones.",
+            "\n".join(markdown_table(("", *labels), counts)),
+        ]
+    return words
+
+
+def _with_interval(value: dict[str, Any]) -> str:
+    if value["value"] is None:
+        return "-"
+    ends = value["interval"]
+    return f"{value['value']:.3f}" + (f" ({ends[0]:.2f} to {ends[1]:.2f})" if ends else "")
 
 
 def _temperature(temperature: float, preparation: Preparation) -> list[str]:
