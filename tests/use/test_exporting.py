@@ -18,12 +18,14 @@ from commands import corefed
 from safetensors.torch import load_file
 from torch import nn
 
+from corefed.base.errors import UserError
 from corefed.bayes import gaussian
 from corefed.models import own
 from corefed.training import fitted
 from corefed.training.fitted import Fitted
 from corefed.training.setup import network
-from corefed.use.export import measures, package
+from corefed.use.export import measures, onnx_program, package
+from corefed.use.export.encoder import input_shape
 
 SMALL = ("--rounds=1", "--local-steps=2", "--clients=2", "--device=cpu", "--set=evaluate_draws=2",
          "--quiet")  # fmt: skip
@@ -112,10 +114,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
             seed = 4 if "--seed=4" in case.options else None
             shared = "--global" in case.options
             taken = package.take(model, case.client, shared=shared, seed=seed)
-            raw = torch.from_numpy(g.uniform(0, 1, (max(BATCHES), *taken.preparation.shape)))
+            raw = torch.from_numpy(g.uniform(0, 1, (max(BATCHES), *input_shape(taken.preparation))))
             raw = raw.to(package.program.dtype_of(taken.preparation))
             if name == "table":
                 raw[::3, 0] = torch.nan
+                raw[:, 1] = torch.arange(len(raw)) % 4 - 1  # -1: a ward that training had not
             found[name] = Made(out, model, taken, raw, case.client)
     finally:
         os.chdir(before)
@@ -123,10 +126,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     return found
 
 
+def features(made: Made) -> torch.Tensor:
+    """As `corefed predict` reads them, a row at a time: age, age missing, three wards."""
+    if made.taken.preparation.kind != "table":
+        return made.x.clone()
+    rows = [
+        [age, float(age != age), *(float(ward == code) for code in range(3))]
+        for age, ward in made.x.tolist()
+    ]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
 def expected(made: Made) -> dict[str, torch.Tensor]:
     """What `corefed predict` says of the raw points."""
     taken, model = made.taken, made.model
-    ready = model.preparations[taken.g].scale(made.x.clone(), taken.client)
+    ready = model.preparations[taken.g].scale(features(made), taken.client)
     seed = model.experiment.run.seeds[taken.g]
     said = model.predict(taken.client, ready, seed=seed, kind=taken.kind)
     first = "probabilities" if taken.preparation.labels else "mean"
@@ -271,7 +285,7 @@ def test_cards_say_what_matters(made: dict[str, Made]) -> None:
         assert "no medical device" in text
         assert "None" not in text and "nan" not in text.split("## Input")[0], name
     table = (made["table"].folder / "model_card.md").read_text()
-    assert "| 0 | age |" in table and "| 1 | age missing |" in table and "ward=b |" in table
+    assert "| 0 | age | a number |" in table and "| 1 | ward | 0 = a, 1 = b, 2 = c |" in table
     assert "all clients" in (made["matched"].folder / "model_card.md").read_text()
     assert "which is not a finding" in (made["point"].folder / "model_card.md").read_text()
     assert "| 95 % |" in (made["regression"].folder / "model_card.md").read_text()
@@ -290,6 +304,51 @@ def test_regression_figures_are_in_the_targets_own_unit(made: dict[str, Made]) -
 def test_only_the_clients_own_scale_goes_out(made: dict[str, Made]) -> None:
     kept = json.loads((made["table"].folder / "preparation.json").read_text())
     assert list(kept["clients"]) == ["south"]
+
+
+# ONNX
+
+
+def test_onnx_programs_say_what_the_run_says(
+    made: dict[str, Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In onnxruntime, with batches of any size; one that answers otherwise is refused."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    for name in ("regression", "table"):
+        each, wanted = made[name], expected(made[name])
+        taken = each.taken
+        whole = package.program.predictive(
+            taken.network, taken.draws, taken.likelihood, taken.preparation, taken.client,
+            taken.temperature,
+        )  # fmt: skip
+        content = onnx_program.converted(whole, package.example(taken.preparation, taken.client))
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        for n in BATCHES:
+            found = session.run(list(wanted), {"x": each.x[:n].numpy()})
+            for (field, value), other in zip(wanted.items(), found, strict=True):
+                gap = np.abs(other - value[:n].numpy()).max() / value.abs().max().clamp_min(1.0)
+                assert gap < TOLERANCE, (name, n, field, float(gap))
+    monkeypatch.setattr(onnx_program, "TOLERANCE", -1.0)
+    example = package.example(taken.preparation, taken.client)
+    with torch.no_grad(), pytest.raises(UserError, match=r"ONNX program's probabilities differs"):
+        onnx_program._compare(content, example, whole(example))
+
+
+def test_onnx_is_asked_for(made: dict[str, Made], tmp_path: Path) -> None:
+    run = made["point"].model.folder
+    out = tmp_path / "x"
+    done = corefed("export", run, "--client=client 0", "--onnx", "--no-program", "--out", out)
+    assert done.code == 2 and "--onnx makes a program" in done.err
+    done = corefed("export", run, "--client=client 0", "--onnx", "--json", "--out", out)
+    assert done.code == 0, done.err
+    assert "predictive.onnx" in json.loads(done.out)["files"]
+    assert (out / "predictive.onnx").stat().st_size > 1000
+
+
+def test_onnx_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_program, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs onnx, onnxruntime, onnxscript: .*corefed\[onnx\]"):
+        onnx_program.require()
 
 
 # What is refused

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from corefed.base import files
+from corefed.base.errors import UserError
 from corefed.base.shown import say
 from corefed.commands.options import Json, OwnModel, RunFolder, Seed
 
@@ -30,17 +31,24 @@ def export(
     seed: Seed = None,
     model: OwnModel = None,
     program: Annotated[bool, typer.Option(help="Make the program of torch.export too.")] = True,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Also an ONNX program, checked (extra onnx).")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write a model for use without corefed: weights, a program of torch.export, a model card."""
     from corefed.models import own
     from corefed.training import fitted
-    from corefed.use.export import measures, package  # torch takes a second
+    from corefed.use.export import measures, onnx_program, package  # torch takes a second
 
+    if onnx:
+        onnx_program.require()
+        if not program:
+            raise UserError("--onnx makes a program, and --no-program makes none; leave one out.")
     files.refuse_existing(out, "name a new folder for --out")
     run = fitted.load(folder, own.named(model), client=client or "")
     taken = package.take(run, client, shared=shared, seed=seed)
-    made = dict(package.contents(taken, whole=client is None, with_program=program))
+    made = dict(package.contents(taken, whole=client is None, with_program=program, with_onnx=onnx))
     files.write_folder(out, made.items())
     if json:
         numbers = measures.measure(run, taken.kind, taken.g, client)

@@ -23,6 +23,7 @@ from corefed.use.review import PredictionSettings
 
 MOST_CLASSES = 20
 """Of a confusion matrix in a card."""
+MOST_CATEGORIES = 20
 MOST_FEATURES = 200
 """Listed in the card; all of them are in preparation.json."""
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -301,15 +302,20 @@ def _limits(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
 def _input(preparation: Preparation) -> list[str]:
     shape = ", ".join(map(str, preparation.shape))
     if preparation.kind == "table":
+        columns = preparation.columns
         words = [
-            f"float64 [points, {shape}]: the features below in this order, before scaling, NaN "
-            "where a number is missing. A feature COLUMN=VALUE is 1 in rows with that value and 0 "
-            "in others; COLUMN missing is 1 where there is none."
+            f"float64 [points, {len(columns)}]: the columns below in this order, NaN where a value "
+            "is missing. A number goes in as it is, a category as its place in the list, from 0; "
+            "-1 is a category that is not in the list. The program encodes and scales them.",
+            "The mean network alone takes the features that the program makes of them: a number, "
+            "or a 0 or 1 per category, and a 1 for a missing value where training had such.",
         ]
-        names = [name for column in preparation.columns for name in column.features]
-        rows = [[str(place), markdown(name)] for place, name in enumerate(names[:MOST_FEATURES])]
-        words.append("\n".join(markdown_table(("place", "feature"), rows)))
-        if len(names) > MOST_FEATURES:
+        rows = [
+            [str(place), markdown(column.name), _holds(column.categories)]
+            for place, column in enumerate(columns[:MOST_FEATURES])
+        ]
+        words.append("\n".join(markdown_table(("place", "column", "what it holds"), rows)))
+        if len(columns) > MOST_FEATURES:
             words.append("The others are in preparation.json.")
         return words
     what = "numbers as they were trained on, before any scaling"
@@ -319,6 +325,14 @@ def _input(preparation: Preparation) -> list[str]:
     elif preparation.levels or preparation.kind == "images":
         what = "levels of pixels between 0 and 1 (bytes divided by 255), before any scaling"
     return [f"float32 [points, {shape}]: {what}."]
+
+
+def _holds(categories: Sequence[str]) -> str:
+    if not categories:
+        return "a number"
+    named = enumerate(categories[:MOST_CATEGORIES])
+    some = ", ".join(f"{code} = {markdown(name)}" for code, name in named)
+    return some if len(categories) <= MOST_CATEGORIES else f"{some}, ... (preparation.json)"
 
 
 def _run(network: ExportedNetwork, with_program: bool) -> list[str]:

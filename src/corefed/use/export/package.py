@@ -5,6 +5,7 @@ weights.safetensors   the posterior by layer: NAME.mean and NAME.std for every p
 mean.safetensors      its mean as a state_dict: load_state_dict takes it as it is
 predictive.pt2        a program of torch.export, from raw numbers to probabilities (or means) and
                       uncertainties; it needs torch and nothing else (`use/export/program.py`)
+predictive.onnx       the same for ONNX runtimes, where it is asked for (`onnx_program.py`)
 preparation.json      how points are made ready; the program does that itself
 example_input.npy, example_output.json   made-up points, and what the program says of them
 model_card.md         data, method, metrics, calibration, intended use, limits, how to run it
@@ -32,10 +33,12 @@ from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.settings.config import to_dict
 from corefed.training.fitted import Fitted
 from corefed.use import review
-from corefed.use.export import card, program
+from corefed.use.export import card, onnx_program, program
+from corefed.use.export.encoder import made_up
 from corefed.use.export.network import ExportedNetwork, network
 
 WEIGHTS, MEAN, PROGRAM = "weights.safetensors", "mean.safetensors", "predictive.pt2"
+ONNX = "predictive.onnx"
 PREPARATION, CARD = "preparation.json", "model_card.md"
 EXAMPLE, ANSWER = "example_input.npy", "example_output.json"
 EXAMPLES = 3
@@ -120,7 +123,9 @@ def _network(
 # --- contents -------------------------------------------------------------------------------------
 
 
-def contents(taken: Export, *, whole: bool, with_program: bool) -> Iterator[tuple[str, bytes]]:
+def contents(
+    taken: Export, *, whole: bool, with_program: bool, with_onnx: bool = False
+) -> Iterator[tuple[str, bytes]]:
     """Name and content of every file; `whole`: held-out metrics are of all clients."""
     from safetensors.torch import save
 
@@ -139,6 +144,8 @@ def contents(taken: Export, *, whole: bool, with_program: bool) -> Iterator[tupl
         x = example(taken.preparation, taken.client)
         with torch.no_grad():
             answer = {name: value.tolist() for name, value in made(x).items()}
+        if with_onnx:
+            yield ONNX, onnx_program.converted(made, x)
         content = io.BytesIO()
         np.save(content, x.numpy())
         yield EXAMPLE, content.getvalue()
@@ -176,7 +183,10 @@ def example(preparation: Preparation, client: str) -> Tensor:
     z = torch.randn(EXAMPLES, *preparation.shape, generator=torch.Generator().manual_seed(0))
     wide = preparation.shape if len(mean) > 1 else (1,) * len(preparation.shape)
     m, s = (torch.tensor(each, dtype=torch.float64).view(wide) for each in (mean, std))
-    return (m + s * z.double()).to(program.dtype_of(preparation))
+    x = m + s * z.double()
+    if preparation.kind == "table":
+        x = made_up(preparation.columns, x)
+    return x.to(program.dtype_of(preparation))
 
 
 def _about(taken: Export) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The predictive as a program of torch.export, which runs where there is torch and no corefed.
 
-    x as its owner has it -> scaled -> K networks theta_1 ... theta_K -> averaged, tempered, taken
-    apart
+    x as its owner has it -> encoded (tables) and scaled -> K networks theta_1 ... theta_K ->
+    averaged, tempered, taken apart
 
 The K draws of the weights are those that `corefed predict` makes for this client, kept in the
 program, so that both give the same numbers to rounding. The K networks stand side by side in the
@@ -22,11 +22,15 @@ from corefed.bayes.temperature import temper_prediction
 from corefed.data.preparation import Preparation
 from corefed.models.likelihood import Likelihood
 from corefed.models.network import plain_attention
+from corefed.use.export.encoder import encode, input_shape
 from corefed.use.export.network import ExportedNetwork
 
 
 class Predictive(nn.Module):
-    """From points [n, *shape] to probabilities (or mean), total, aleatoric and epistemic."""
+    """From points to probabilities (or mean), total, aleatoric and epistemic.
+
+    Points are [n, *shape]; of a table they are its columns (`encoder.py`).
+    """
 
     def __init__(
         self,
@@ -44,6 +48,8 @@ class Predictive(nn.Module):
         self.likelihood, self.preparation, self.client = likelihood, preparation, client
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
+        if self.preparation.kind == "table":
+            x = encode(self.preparation.columns, x)
         h = self.preparation.scale(x, self.client)
         own = self.get_buffer("extra").split(1)
         each = (
@@ -86,7 +92,7 @@ def dtype_of(preparation: Preparation) -> torch.dtype:
 def compiled(program: Predictive) -> bytes:
     """The bytes of a .pt2 file, for any number of points."""
     preparation = program.preparation
-    x = torch.zeros(2, *preparation.shape, dtype=dtype_of(preparation))
+    x = torch.zeros(2, *input_shape(preparation), dtype=dtype_of(preparation))
     points = torch.export.Dim("points", min=1)
     try:
         with plain_attention(), torch.no_grad():
