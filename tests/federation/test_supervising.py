@@ -27,7 +27,7 @@ TICK = "import time, os, sys, subprocess\nwhile True: time.sleep(0.02)"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "LOOK": 0.04, "STOPPED": 0.2, "STUCK": 60.0, "SILENT": 0.2, "START": 0.4, "SETTLED": 0.1,
-        "PAUSE": 0.05, "LONGEST": 0.1,
+        "IDLE": 0.2, "PAUSE": 0.05, "LONGEST": 0.1,
     }.items():  # fmt: skip
         monkeypatch.setattr(supervising, name, value)
 
@@ -183,6 +183,20 @@ def test_a_lost_thread_of_a_supernode(
         look(supervisor, lambda: program.broken)
         look_for(supervisor, 0.2)
         assert not again()
+
+
+@pytest.mark.parametrize("then", ["", "Sending: train message"])
+def test_a_supernode_whose_task_nobody_does(watch: Callable[..., Supervisor], then: str) -> None:
+    supervisor = watch(
+        f"print('INFO : Receiving: train message\\n{then}', flush=True)\n{TICK}", "supernode"
+    )
+    again, (program,) = restarted(supervisor), supervisor.programs()
+    if then:
+        look_for(supervisor, 0.6)
+        assert not again()
+    else:
+        look(supervisor, again)
+    assert program.last[0] == "INFO : Receiving: train message"
 
 
 def test_a_program_that_fails_again_and_again_is_given_up(

@@ -5,6 +5,8 @@
     stuck      its main thread has neither run nor woken up; those of Flower's programs look around
                every few seconds. A SuperNode whose main thread ended lives on, and does nothing
     silent     it does not answer
+    idle       SuperNode has a message, and no process does the task: it was lost with its executor,
+               or ended by somebody. SuperNode would wait for the answer for ever
     broken     one of its threads ended by an error, and nothing else says so: SuperNode goes on
                without heartbeats, and the server counts it as gone
 
@@ -37,6 +39,8 @@ STOPPED, STUCK, SILENT = 20.0, 30.0, 30.0
 lets each of its processes run within them."""
 PATIENT = {"executor": 45.0}
 """Who may be stuck for longer: SuperExec waits 30 s for an answer of SuperNode or SuperLink."""
+IDLE = 20.0
+"""Seconds without a process for a task. One begins within a few, and an answer is sent at once."""
 SETTLED = 5.0
 """Seconds that a process has lived which the program needs; shorter ones come and go."""
 START = 90.0
@@ -45,7 +49,8 @@ SOON, TRIES = 20.0, 6
 """A program that fails within this many seconds, so many times in a row, is given up."""
 PAUSE, LONGEST = 1.0, 20.0
 """Seconds before a program is started again: the first time, and at most."""
-GENERATIONS = {"executor": 1}
+EXECUTOR = "executor"
+GENERATIONS = {EXECUTOR: 1}
 """How deep below a program are processes that it needs: of SuperExec, the nursery. What is deeper
 does tasks."""
 THREADS = ("supernode",)
@@ -127,15 +132,22 @@ class Watched:
         self.pulses: dict[tuple[int, int], Pulse] = {}
         self.needed: set[tuple[int, int]] = set()
         self.began, self.silent, self.patience = time.monotonic(), 0.0, START
+        self.idle = 0.0
         self.program = Program(self.part.command, self.part.environment, self.part.log)
 
-    def trouble(self, table: Mapping[int, Process], elapsed: float) -> str:
-        """What is wrong with it; nothing if all is well. `elapsed`: seconds since the last look."""
+    def trouble(self, table: Mapping[int, Process], elapsed: float, works: bool = True) -> str:
+        """What is wrong with it; nothing if all is well.
+
+        `elapsed` are seconds since the last look; `works` says whether a task is being done.
+        """
         assert self.program is not None
         if not self.program.running():
             return "ended"
         if self.program.broken and self.part.name in THREADS:
             return "has lost a thread by an error"
+        self.idle = self.idle + elapsed if self.program.pending and not works else 0.0
+        if self.idle >= IDLE:
+            return "waits for a task that nobody does"
         pid = self.program.process.pid
         levels = list(generations(table, pid)) if table else []
         depth = GENERATIONS.get(self.part.name, 0)
@@ -221,10 +233,20 @@ class Supervisor:
                 if now >= watched.again:
                     watched.start()
                 continue
-            reason = watched.trouble(table, min(elapsed, LONG * LOOK))
+            reason = watched.trouble(table, min(elapsed, LONG * LOOK), self._works(table))
             if reason:
                 self._restart(watched, reason)
         notify("WATCHDOG=1")
+
+    def _works(self, table: Mapping[int, Process]) -> bool:
+        """Whether an executor has more processes than itself and its nursery."""
+        pids = [
+            watched.program.process.pid
+            for watched in self.watched
+            if watched.part.name == EXECUTOR and watched.program is not None
+        ]
+        trees = [[p for level in generations(table, pid) for p in level] for pid in pids]
+        return not table or any(len(tree) > 2 for tree in trees)
 
     def _restart(self, watched: Watched, reason: str) -> None:
         assert watched.program is not None
