@@ -22,6 +22,7 @@ from corefed.methods import bnfed, fedavg, pfedbayes
 from corefed.models.likelihood import Categorical
 from corefed.models.network import mlp
 from corefed.settings import config
+from corefed.show import report
 from corefed.training import record
 
 FLAGS: dict[str, Any] = {
@@ -215,6 +216,8 @@ def test_more_test_points_than_told_are_refused(tmp_path: Path) -> None:
     ended = federate(tmp_path, later)
     assert ended.summary["coverage"]["clients"] == 4 and ended.summary["coverage"]["of"] == 5
     assert "number of test points" in ended.reasons("refused")[-1]
+    caption = report.metrics_table(ended.summary).caption
+    assert "metrics of 4 of 5 clients, median accuracy over clients" in str(caption)
 
 
 def test_slopes_of_one_client_do_not_choose_the_temperature(tmp_path: Path) -> None:
