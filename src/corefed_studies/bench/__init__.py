@@ -74,6 +74,10 @@ NAMES = {
         "submodular", "submodular", "greedy selection, beside submodlib where it is installed",
         ("scale",),
     ),
+    "newcomers": Benchmark(
+        "newcomers", "bench", "newcomers' models against the shared one; paper is half an hour",
+        ("scale", "out"),
+    ),
     "review": Benchmark(
         "review", "review",
         "whether predictions kept by `corefed predict` reach the promised error rate",

@@ -152,7 +152,9 @@ def ways(model: Fitted, newcomer: FederatedData, seed: int) -> Iterator[Measured
         settings, _ = newcomers.settings_for(model.experiment, points, None, fraction)
         part = to_dict(settings)["fraction"]
         if part not in found:
-            joined = newcomers.join(model, newcomer, fraction=part, seed=seed, compare=not found)
+            joined = newcomers.join(
+                model, newcomer, fraction=part, seed=seed, compare=not found, share=1.0
+            )
             metrics = {k: v["mean"] for k, v in joined.summary["metrics"].items()}
             if not found:
                 yield {"row": SHARED, **_under("global_", metrics)}

@@ -11,6 +11,7 @@ from corefed.show.page.content import (
     Missing,
     Part,
     ReportTable,
+    Row,
     Section,
     TableCell,
     missing,
@@ -74,7 +75,7 @@ def _cell(value: dict[str, Any]) -> TableCell:
 
 
 def _by_class(found: dict[str, Any], kind: str, seed: int, two: bool) -> ReportTable:
-    rows = [
+    rows: list[Row] = [
         (
             label,
             TableCell(str(each["points"]), each["points"]),
@@ -98,7 +99,7 @@ def _by_class(found: dict[str, Any], kind: str, seed: int, two: bool) -> ReportT
 def _by_client(run: RunFolder, found: classification.Predicted, at: list[float] | None) -> Part:
     """Of two classes those of the second; of more, accuracy and the mean AUROC."""
     two = len(run.labels) == 2
-    rows = []
+    rows: list[Row] = []
     for i, name in enumerate(run.names):
         mine = found.of(found.client == i)
         if not len(mine.y):
@@ -117,7 +118,7 @@ def _by_client(run: RunFolder, found: classification.Predicted, at: list[float] 
 
 
 def _confusion(counts: list[list[int]], labels: tuple[str, ...]) -> ReportTable:
-    rows = [
+    rows: list[Row] = [
         (label, *(TableCell(str(each), each) for each in row))
         for label, row in zip(labels, counts, strict=True)
     ]
