@@ -19,6 +19,7 @@ from corefed.base.errors import UserError
 from corefed.commands import (
     compare,
     coreset,
+    crossval,
     datasets,
     export,
     federation,
@@ -45,6 +46,7 @@ app = typer.Typer(
 )
 app.command(epilog=run.EXAMPLES)(run.run)
 app.command(epilog=tune.EXAMPLES)(tune.tune)
+app.command(epilog=crossval.EXAMPLES)(crossval.crossval)
 app.command()(compare.compare)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command()(watch.watch)
