@@ -21,6 +21,7 @@ from corefed.base.shown import one_line, say
 from corefed.commands import (
     compare,
     coreset,
+    crossval,
     datasets,
     export,
     federation,
@@ -50,6 +51,7 @@ app = typer.Typer(
 )
 app.command(epilog=run.EXAMPLES)(run.run)
 app.command(epilog=tune.EXAMPLES)(tune.tune)
+app.command(epilog=crossval.EXAMPLES)(crossval.crossval)
 app.command()(compare.compare)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=measures.EXAMPLES)(measures.measures)

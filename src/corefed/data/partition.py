@@ -85,11 +85,17 @@ def _named(spec: str, dataset: Dataset) -> bool:
 
 
 def split(
-    spec: str, dataset: Dataset, clients: int, seed: int, test: float = 1 / TEST_STRIDE
+    spec: str,
+    dataset: Dataset,
+    clients: int,
+    seed: int,
+    test: float = 1 / TEST_STRIDE,
+    fold: int | None = None,
 ) -> list[Split]:
     """Split `dataset` between `clients`; the same arguments give the same split.
 
-    `test` is the share of each client's points that are held out, where none are marked.
+    `test` is the share of each client's points that are held out, where none are marked. With a
+    `fold` it is 1 / K, and the K folds of the same seed share out all points.
     """
     name, *arguments = spec.split(":")
     if name not in SPECS:
@@ -114,7 +120,9 @@ def split(
 
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([_PURPOSE, seed])))
     pool = _pool(dataset, name)
-    if test != 1 / TEST_STRIDE and (name.startswith("shards-") or pool.held_out is not None):
+    if (test != 1 / TEST_STRIDE or fold is not None) and (
+        name.startswith("shards-") or pool.held_out is not None
+    ):
         whose = f"partition {name}" if name.startswith("shards-") else dataset.name
         raise UserError(
             f"test_fraction is {test:g}, but {whose} has test points of its own; leave it out."
@@ -150,7 +158,7 @@ def split(
                 f"{dataset.name}; it needs {MINIMUM_TRAIN} to train on and {MINIMUM_TEST} to test. "
                 "Use fewer clients."
             )
-    return [_train_and_test(piece, pool, cap, rng, test) for piece in pieces]
+    return [_train_and_test(piece, pool, cap, rng, test, fold) for piece in pieces]
 
 
 def notes(spec: str, splits: list[Split], dataset: Dataset) -> list[str]:
@@ -283,7 +291,12 @@ def _natural(dataset: Dataset, clients: int) -> list[Indices]:
 
 
 def _train_and_test(
-    points: Indices, pool: Pool, cap: int | None, rng: np.random.Generator, test: float
+    points: Indices,
+    pool: Pool,
+    cap: int | None,
+    rng: np.random.Generator,
+    test: float,
+    fold: int | None,
 ) -> Split:
     """Hold out every fifth of the shuffled points sorted by label, which stratifies them.
 
@@ -296,7 +309,10 @@ def _train_and_test(
         points = rng.permutation(points)
         points = points[np.argsort(pool.labels[points], kind="stable")]
         is_test = np.zeros(len(points), dtype=bool)
-        if test == 1 / TEST_STRIDE:
+        if fold is not None:
+            stride = round(1 / test)
+            is_test[fold::stride] = True
+        elif test == 1 / TEST_STRIDE:
             is_test[rng.integers(min(TEST_STRIDE, len(points))) :: TEST_STRIDE] = True
         else:
             places = np.floor(rng.random() + test * np.arange(len(points) + 1))
