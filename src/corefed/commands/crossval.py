@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from corefed.base.errors import UserError
+from corefed.base.shown import say
 from corefed.commands.options import (
     ClientColumn,
     Clients,
@@ -79,7 +80,7 @@ def crossval(
     for fold in way:
         found.append(fold)
         scores = "  ".join(f"{HEADINGS[k]} {_shown(k, v)}" for k, v in fold.metrics.items())
-        print(f"{fold.name}: {fold.points} rows  {scores}", file=sys.stderr, flush=True)
+        say(f"{fold.name}: {fold.points} rows  {scores}", file=sys.stderr)
     names = list(found[0].metrics)
     means = {name: validating.interval([each.metrics[name] for each in found]) for name in names}
     if json:

@@ -189,7 +189,7 @@ def audit(directory: FolderArgument, json: Json = False) -> None:
     elif lines:
         report.console().print(audit.table(lines))
     else:
-        typer.echo("Nothing has left this client.")
+        say("Nothing has left this client.")
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from corefed.base.errors import UserError
+from corefed.base.shown import say
 from corefed.commands.options import Json, RunFolder, Seed
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def measures(
     if found.get("by_client") and len(found["by_client"]) > 1:
         screen.print(_by_client(found["by_client"], labels))
     screen.print(_confusion(found["confusion"], labels))
-    print(classification.how(found, len(labels)))
+    say(classification.how(found, len(labels)))
 
 
 def cell(value: dict[str, Any]) -> str:

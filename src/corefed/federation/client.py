@@ -215,7 +215,7 @@ def _quietly(quiet: bool = True) -> Iterator[None]:
     except (Exception, TimeUpError):
         if not quiet:
             raise
-        print("error: a task failed, and the server is not told so:", file=sys.stderr)
+        say("error: a task failed, and the server is not told so:", file=sys.stderr)
         traceback.print_exc()
 
 
