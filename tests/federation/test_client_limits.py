@@ -337,6 +337,20 @@ def test_a_model_that_cannot_be_compared_does_not_replace(
     assert os.readlink(models / "current") == "fourth"
 
 
+def test_the_model_in_use_runs_no_code_that_client_toml_does_not_name(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    models = tmp_path / "models"
+    place = client(tmp_path, False, models=models)
+    finish(place, "first", 1.0)
+    path = models / "first" / record.EXPERIMENT
+    path.write_text(re.sub("(?m)^model = .*$", 'model = "no_such_module:make"', path.read_text()))
+    finish(place, "second", 1.0)
+    assert os.readlink(models / "current") == "first"
+    said = capfd.readouterr().err
+    assert "cannot be compared" in said and "client.toml does not name its network" in said
+
+
 # The audit log
 
 

@@ -342,6 +342,8 @@ def test_joining_needs_the_classes_of_client_toml(tmp_path: Path) -> None:
     assert answer(ask("join"), place).error == FAILED
     full = answer(ask("join", run="second"), place._replace(join="full"))
     assert full.figures["train"] == 41  # the client's own decision
+    later = answer(ask("train", run="second"), place)
+    assert later.figures == {"examples": 41}  # as it was told, whatever the data are now
     outline = answer(ask("join", run="third"), client(tmp_path, False, join="shape", **NOISE))
     assert outline.figures["count"] == 0
 

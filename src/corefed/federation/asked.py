@@ -63,6 +63,12 @@ def told(state: Path, task: Task) -> dict[str, Any] | None:
     return answer
 
 
+def told_points(state: Path, run: str) -> int | None:
+    """The number of training points in that description; None where there is none."""
+    kept = _read(state / check_run(run) / JOIN)
+    return None if kept is None else int(kept["answer"]["train"])
+
+
 def keep_told(state: Path, task: Task, answer: dict[str, Any], limits: Limits) -> None:
     """Keep a description before it is sent; one that differs from too many others is refused."""
     folders = [state / name for name in _runs(state)]

@@ -193,7 +193,8 @@ def _work_quietly(task: Task, plan: Plan) -> tuple[Tree, Tree | None, dict[str, 
     sends no number that depends on them.
     """
     settings, message = plan.settings, task.tree
-    figures: dict[str, Any] = {"examples": settings.examples}
+    told = asked.told_points(settings.state, task.run)
+    figures: dict[str, Any] = {"examples": told or settings.examples}
     state: Tree | None = None
     with _quietly(settings.private), time_limit(settings.limits.seconds):
         context = prepare(task, plan)

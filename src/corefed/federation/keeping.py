@@ -63,7 +63,7 @@ def keep(
     )
     clients, tensors = saving.describe(data)["clients"], saving.models_of(trees)
     new = fitted.Fitted(folder / run, experiment, (ready,), clients, models.method, tensors)
-    verdict = replacing.judge(folder, new, context.data, name)
+    verdict = replacing.judge(folder, new, context.data, name, context.settings.model)
     if verdict.passes:
         _write(folder / run, experiment, data, trees)
         with _linking(folder):

@@ -40,13 +40,16 @@ class Verdict(NamedTuple):
     note: str  # for the client's operator; empty for the first model
 
 
-def judge(folder: Path, new: Fitted, data: LocalData, client: str) -> Verdict:
-    """Compare a model with the one in use, `folder`/current."""
+def judge(folder: Path, new: Fitted, data: LocalData, client: str, listed: str = "") -> Verdict:
+    """Compare a model with the one in use, `folder`/current.
+
+    `listed` is the network of the client's own that its client.toml names; no other code is run.
+    """
     link = folder / CURRENT
     if not link.exists():
         return Verdict(True, "")
     try:
-        old = _losses(_load(link), data, client)
+        old = _losses(_load(link, listed), data, client)
     except UserError as error:
         return Verdict(False, f"The model in use cannot be compared with the new one: {error}")
     found = _losses(new, data, client)
@@ -87,9 +90,10 @@ def in_use(folder: Path, name: str) -> bool:
     return link.is_symlink() and os.readlink(link) == name
 
 
-def _load(folder: Path) -> Fitted:
-    """A model of the client; code of its own is what this client ran in training too."""
+def _load(folder: Path, listed: str) -> Fitted:
     model = config.resolve(folder / record.EXPERIMENT).run.model
+    if own.is_own(model) and model != listed:
+        raise UserError(f"client.toml does not name its network, model = {model!r}.")
     return fitted.load(folder, own.find(model) if own.is_own(model) else None)
 
 
