@@ -174,7 +174,8 @@ def _attacks(found: Mapping[str, Any], method: str, clients: int, kind: str) -> 
         for cell in found["cells"]
         if (cell["method"], cell["clients"], cell["split"]) == (method, clients, "iid")
     }
-    rules = [rule for rule in RULES if any(rule == other for _, other in mine)]
+    attacked = {rule for attack, rule in mine if attack != "none"}
+    rules = [rule for rule in RULES if rule in attacked]
     attacks = [name for name in ATTACKS if any(name == other for other, _ in mine)]
     bad = next((cell["bad"] for cell in mine.values()), 0)
     rows = [[name, *(_cell(mine.get((name, rule)), kind) for rule in rules)] for name in attacks]
