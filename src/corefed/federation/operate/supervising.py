@@ -34,7 +34,7 @@ from corefed.federation.operate.processes import Part, Program, say
 LOOK, LONG = 2.0, 4.0
 """Seconds between looks; how many times that a look counts at most. After a longer pause the whole
 machine had slept, or this process was frozen itself."""
-STOPPED, STUCK, SILENT = 20.0, 30.0, 30.0
+STOPPED, STUCK, SILENT = 15.0, 30.0, 30.0
 """Seconds after which a process counts as stopped, stuck or silent. A machine that is only busy
 lets each of its processes run within them."""
 PATIENT = {"executor": 45.0}
