@@ -255,7 +255,7 @@ def test_a_bad_client_over_the_wire(fed: Federation) -> None:
 def test_a_killed_executor_is_started_again_and_its_client_answers(fed: Federation) -> None:
     """SuperNode lives on, connected. Without an executor it would answer nothing for ever."""
     experiment(fed, method="pfedbayes", rounds=3)
-    ruled(fed, deadline=30.0, attempts=8)
+    ruled(fed, deadline=15.0, attempts=10)
     carol, held = fed.clients["carol"], hold(fed, "carol", 2)
     run = fed.begin("run", "--name", "killed-executor")
     until(held.exists)

@@ -27,7 +27,7 @@ TICK = "import time, os, sys, subprocess\nwhile True: time.sleep(0.02)"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "LOOK": 0.04, "STOPPED": 0.2, "STUCK": 60.0, "SILENT": 0.2, "START": 0.4, "SETTLED": 0.1,
-        "IDLE": 0.2, "PAUSE": 0.05, "LONGEST": 0.1,
+        "IDLE": {"received": 0.2, "sending": 60.0}, "PAUSE": 0.05, "LONGEST": 0.1,
     }.items():  # fmt: skip
         monkeypatch.setattr(supervising, name, value)
 
@@ -185,7 +185,7 @@ def test_a_lost_thread_of_a_supernode(
         assert not again()
 
 
-@pytest.mark.parametrize("then", ["", "Sending: train message"])
+@pytest.mark.parametrize("then", ["", "Sending: train message", "Sent successfully"])
 def test_a_supernode_whose_task_nobody_does(watch: Callable[..., Supervisor], then: str) -> None:
     supervisor = watch(
         f"print('INFO : Receiving: train message\\n{then}', flush=True)\n{TICK}", "supernode"
@@ -197,6 +197,25 @@ def test_a_supernode_whose_task_nobody_does(watch: Callable[..., Supervisor], th
     else:
         look(supervisor, again)
     assert program.last[0] == "INFO : Receiving: train message"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_lost_executor_takes_a_supernode_with_a_message_along(
+    tmp_path: Path, waits: bool
+) -> None:
+    words = "Sending: a message" if waits else "Sent successfully"
+    codes = {"supernode": f"print('{words}', flush=True)\n{TICK}", "executor": TICK}
+    parts = [
+        Part(name, [sys.executable, "-S", "-c", code], dict(os.environ), tmp_path / "log")
+        for name, code in codes.items()
+    ]
+    with supervised(parts) as supervisor:
+        again, (node, executor) = restarted(supervisor), supervisor.programs()
+        look(supervisor, lambda: bool(node.last))
+        os.kill(executor.process.pid, signal.SIGKILL)
+        look(supervisor, lambda: executor not in supervisor.programs())
+        look(supervisor, lambda: len(supervisor.programs()) == 2)
+        assert again() == waits
 
 
 def test_a_program_that_fails_again_and_again_is_given_up(

@@ -261,6 +261,6 @@ def outcome(row: dict[str, Any]) -> str:
     }[row["outcome"]]
     if "service" in row:
         about = row["service"]
-        ended = "killed" if about["code"] < 0 else f"ended with code {about['code']}"
+        ended = "was killed" if about["code"] < 0 else f"ended with code {about['code']}"
         words += f" (the service {ended} and was started again)"
     return words

@@ -222,7 +222,10 @@ def _reason(run: dict[str, Any], happened: Sequence[dict[str, Any]]) -> str:
     last = happened[-1] if happened else {}
     if last.get("event") == "stopped":
         return str(last["reason"])
-    return f"The run ended ({run['status']}): {run['details'] or 'no reason given'}"
+    return (
+        "The training ended before its last round; server/flower/executor.log may say why. Flower "
+        f"says: {run['status']}, {run['details'] or 'no reason given'}"
+    )
 
 
 def _last_run(server: ServerFolder) -> str:

@@ -52,8 +52,13 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOG_BYTES, LOG_FILES = 10_000_000, 3
 GRACE = 8.0
 """Seconds a program has to end before it is killed."""
-ANSWERED = ("Receiving: ", "Sending: ", "Ignoring", "Failed to receive")
-"""What SuperNode logs about a message: that it came, and that nobody waits for its answer."""
+MESSAGES = {
+    "Receiving: ": "received",
+    "Sending: ": "sending",
+    **dict.fromkeys(("Sent successfully", "Failed to send", "Failed to receive", "Ignoring"), ""),
+}
+"""What SuperNode logs about a message -> what it then waits for: a task to be done, or to give its
+answer whole; nothing."""
 PATIENCE = 60.0
 """Seconds that a command of Flower's has to answer; one of a frozen server never would."""
 
@@ -221,7 +226,7 @@ class Program:
         self.log = log
         self.last: deque[str] = deque(maxlen=20)
         self.broken = False  # a thread of it ended by an error
-        self.pending = False  # of SuperNode: it has a message, and no answer to it yet
+        self.pending = ""  # of SuperNode: what it does with a message, if it has one
         self.process = subprocess.Popen(
             command,
             env=dict(environment),
@@ -247,8 +252,8 @@ class Program:
                 plain = COLOURS.sub("", line)
                 self.last.append(plain)
                 self.broken = self.broken or plain.startswith("Exception in thread ")
-                if any(word in plain for word in ANSWERED):
-                    self.pending = "Receiving: " in plain
+                for words, pending in MESSAGES.items():
+                    self.pending = pending if words in plain else self.pending
                 log.info("%s", plain)
                 with suppress(OSError, ValueError):  # nobody may be listening any more
                     say(line if sys.stderr.isatty() else plain)

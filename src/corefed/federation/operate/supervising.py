@@ -5,8 +5,8 @@
     stuck      its main thread has neither run nor woken up; those of Flower's programs look around
                every few seconds. A SuperNode whose main thread ended lives on, and does nothing
     silent     it does not answer
-    idle       SuperNode has a message, and no process does the task: it was lost with its executor,
-               or ended by somebody. SuperNode would wait for the answer for ever
+    idle       SuperNode has a message, and no process does the task, for somebody has ended it;
+               SuperNode would wait for the answer for ever. A lost executor loses tasks too
     broken     one of its threads ended by an error, and nothing else says so: SuperNode goes on
                without heartbeats, and the server counts it as gone
 
@@ -34,13 +34,13 @@ from corefed.federation.operate.processes import Part, Program, say
 LOOK, LONG = 2.0, 4.0
 """Seconds between looks; how many times that a look counts at most. After a longer pause the whole
 machine had slept, or this process was frozen itself."""
-STOPPED, STUCK, SILENT = 20.0, 30.0, 30.0
+STOPPED, STUCK, SILENT = 15.0, 30.0, 30.0
 """Seconds after which a process counts as stopped, stuck or silent. A machine that is only busy
 lets each of its processes run within them."""
 PATIENT = {"executor": 45.0}
 """Who may be stuck for longer: SuperExec waits 30 s for an answer of SuperNode or SuperLink."""
-IDLE = 20.0
-"""Seconds without a process for a task. One begins within a few, and an answer is sent at once."""
+IDLE = {"received": 20.0, "sending": 300.0}
+"""Seconds without a process for a task: one begins within a few. Sending may take longer."""
 SETTLED = 5.0
 """Seconds that a process has lived which the program needs; shorter ones come and go."""
 START = 90.0
@@ -146,7 +146,7 @@ class Watched:
         if self.program.broken and self.part.name in THREADS:
             return "has lost a thread by an error"
         self.idle = self.idle + elapsed if self.program.pending and not works else 0.0
-        if self.idle >= IDLE:
+        if self.program.pending and self.idle >= IDLE[self.program.pending]:
             return "waits for a task that nobody does"
         pid = self.program.process.pid
         levels = list(generations(table, pid)) if table else []
@@ -264,6 +264,10 @@ class Supervisor:
             )
         say(f"{excuse or f'{name} {reason}.'} Starting it again in {pause:.0f} s.")
         watched.again = time.monotonic() + pause
+        for other in self.watched if name == EXECUTOR else ():
+            if other.program is not None and other.program.pending:  # its task is lost
+                other.end(gently=False)
+                other.again = time.monotonic() + pause
 
     def programs(self) -> list[Program]:
         return [each.program for each in self.watched if each.program is not None]
