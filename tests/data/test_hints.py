@@ -11,9 +11,10 @@ import pytest
 import torch
 from commands import corefed
 
-from corefed.data import hints, partition, table
+from corefed.data import hints, memory, partition, table
 from corefed.data.dataset import Dataset
 from corefed.data.table import Settings
+from corefed.settings.run import Run
 
 DRAW = np.random.default_rng(0)
 ROWS = [
@@ -148,6 +149,14 @@ def test_arrays_have_hints_too() -> None:
         "Feature 1 of X determines the target (one to one); if it is only known afterwards, leave "
         "it out."
     )
+
+
+def test_arrays_in_memory_have_hints_too() -> None:
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    x[3, 1] = -9999
+    pool = memory.gather({"p": (x, np.arange(60) % 2)}, None, "auto")
+    data = memory.federate(pool, Run(), 0.2)
+    assert any(note.startswith("Feature 1 of X has -9999 in 1 row") for note in data.notes)
 
 
 def test_hints_take_no_time() -> None:

@@ -37,6 +37,11 @@ FILES = {
     "a quote inside a cell": GOOD.replace(",f,", ',f"f,'),
     "text after a quote": GOOD + '1,"f"f,a\n',
     "a blank before a quote": GOOD.replace(",f,", ', "f",'),
+    "an open quote at the end": GOOD + '1,f,"',
+    "an open quote at the end, and a literal one": GOOD + '1,f",a\n1,f,"',
+    "an empty cell and text": GOOD + '1,""f,a\n',
+    "a quote in quotes and text": GOOD + '1,""""f,a\n',
+    "quotes in quotes": GOOD + '1,"""f""",a\n1,"""",a\n1,"",a\n',
     "an open quote": GOOD + '1,"f,a\n',
     "NUL": GOOD + "1,f\0,a\n",
     "too few cells": GOOD + "1,f\n",
@@ -195,3 +200,19 @@ def test_parquet_numbers_and_text(tmp_path: Path) -> None:
         ("half", [0.5, 1, 2]), ("decimal", [1, math.nan, 3]),
     ):  # fmt: skip
         assert np.array_equal(values.numbers(block.cells[name])[0], expected, equal_nan=True)
+
+
+def test_parquet_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    """40 row groups of 200 kB: a block needs its own, not all of them."""
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    x = np.random.default_rng(0).normal(size=1_000_000)
+    parquet.write_table(
+        arrow.table({"x": x, "y": x}), tmp_path / "a.parquet", row_group_size=25_000
+    )
+    source = sources.find(tmp_path / "a.parquet", 100)
+    before = arrow.total_allocated_bytes()
+    for block in source.blocks(["x"]):
+        assert arrow.total_allocated_bytes() - before < 4e6
+        assert len(block.places)

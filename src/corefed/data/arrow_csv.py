@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from corefed.data.values import Texts
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ LONGEST = 131072
 
 Quoting = Literal["none", "quotes", "doubtful"]
 
+BOM = b"\xef\xbb\xbf"
 _LONE_RETURN = re.compile(rb"\r(?!\n)")
 
 
@@ -36,24 +39,53 @@ def look(path: Path, sign: str) -> Quoting:
     """Whether the file has quotes; `doubtful` where pyarrow may read it otherwise than csv does."""
     if find_spec("pyarrow") is None:
         return "doubtful"
-    boundary = re.escape(sign).encode() + rb"\r\n"
-    inside = re.compile(rb'[^%b]"[^%b]' % (boundary, boundary))
+    try:
+        return _look(path, sign)
+    except StoppedError:
+        return "doubtful"
+
+
+def _look(path: Path, sign: str) -> Quoting:
     found: Quoting = "none"
+    inside = False  # a cell in quotes
+    for piece in _whole_lines(path):
+        if b"\0" in piece or (b"\r" in piece and _LONE_RETURN.search(piece)):
+            return "doubtful"
+        if b'"' in piece:
+            quotes = _plain_quotes(piece, sign, inside)
+            found, inside = "quotes", inside ^ (quotes % 2 == 1)
+    return "doubtful" if inside else found
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """The file in pieces that end with a line."""
     with path.open("rb") as file:
-        left = b""
+        left = file.read(len(BOM)).removeprefix(BOM)
         while piece := file.read(BYTES):
-            piece = left + piece
-            if b"\0" in piece or (b"\r" in piece and _LONE_RETURN.search(piece[:-1])):
-                return "doubtful"
-            if b'"' in piece:
-                found = "quotes"
-                # A quote inside a cell that is not doubled: one reader may end the cell there.
-                if inside.search(piece.replace(b'""', b"")):
-                    return "doubtful"
-            left = piece[piece.rfind(b"\n") + 1 :]
+            end = piece.rfind(b"\n") + 1
+            yield left + piece[:end]
+            left = piece[end:] if end else left + piece
             if len(left) > BYTES:
-                return "doubtful"
-    return "doubtful" if left.endswith(b"\r") else found
+                raise StoppedError  # a line as long as a block
+        yield left
+
+
+def _plain_quotes(piece: bytes, sign: str, inside: bool) -> int:
+    """Number of quotes that begin or end a cell; stops at any other that is not doubled.
+
+    They must begin a cell where it begins and end it where it ends. On others the readers differ.
+    """
+    boundary = re.escape(sign).encode() + rb"\r\n"
+    # An even number of quotes, and text: the cell has ended before it.
+    if re.search(rb'(?:^|[%b])(?:"")+[^"%b]' % (boundary, boundary), piece):
+        raise StoppedError
+    text = np.frombuffer(b"\n" + piece.replace(b'""', b"") + b"\n", np.uint8)
+    at = np.flatnonzero(text == ord('"'))
+    first, second = (at[1::2], at[0::2]) if inside else (at[0::2], at[1::2])
+    edges = np.frombuffer(sign.encode() + b"\r\n", np.uint8)
+    if not np.isin(text[first - 1], edges).all() or not np.isin(text[second + 1], edges).all():
+        raise StoppedError
+    return len(at)
 
 
 def read(

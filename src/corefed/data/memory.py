@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.data import class_names, clients, frames, held_out
+from corefed.data import class_names, clients, frames, held_out, hints
 from corefed.data.clients import FederatedData
 from corefed.data.columns import Layout
 from corefed.data.dataset import Dataset
@@ -126,6 +126,7 @@ def federate(pool: GivenPoints, run: Run, fraction: float) -> FederatedData:
         data = clients.federate(pool.dataset, splits, scale=scale, memory_mb=bound, names=names)
         if seed == run.seeds[0]:
             said = held_out.validation_notes(splits, pool.dataset, names)
+            said += hints.find(pool.dataset, splits)
             data = data._replace(notes=(*data.notes, *said))
         if pool.tested is None:
             note = f"{fraction:.0%} of each client's points are held out for testing"

@@ -166,7 +166,8 @@ def _parquet(path: Path) -> Source:
 
     def blocks(names: Sequence[str]) -> Iterator[Block]:
         first = 1
-        with _readable(path, arrow), parquet.ParquetFile(path) as file:
+        # By default all row groups are fetched ahead, and stay in memory together.
+        with _readable(path, arrow), parquet.ParquetFile(path, pre_buffer=False) as file:
             wanted = [stored[name] for name in names]
             for batch in file.iter_batches(ROWS, columns=wanted, use_threads=False):
                 cells = {
