@@ -171,7 +171,7 @@ def test_inlined_script_cannot_end_its_element() -> None:
 
 def test_sections_of_one_run(made: Made) -> None:
     page = Page(made.page.read_text(encoding="utf-8"))
-    wanted = ["overview", "curves", "clients", "coreset", "trust", "examples", "cost"]
+    wanted = ["overview", "curves", "clients", "coreset", "classes", "trust", "examples", "cost"]
     assert [i for i in page.ids if i in wanted] == wanted
     assert len(page.images) >= 4 * 5 + 12  # some points of each class of each client, and tests
     words = " ".join(page.words)
@@ -198,7 +198,7 @@ def test_older_run_without_models(made: Made, tmp_path: Path) -> None:
     out = tmp_path / "old.html"
     assert corefed("report", folder, "--out", out).code == 0
     page = Page(out.read_text(encoding="utf-8"))
-    assert " ".join(page.words).count("made without (checkpoint_every = 0), or by an older") == 4
+    assert " ".join(page.words).count("made without (checkpoint_every = 0), or by an older") == 5
     assert {"curves-round", "clients-scores", "coreset-quality"} <= set(page.specs)
 
 

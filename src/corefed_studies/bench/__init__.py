@@ -75,7 +75,7 @@ NAMES = {
         ("scale",),
     ),
     "newcomers": Benchmark(
-        "newcomers", "bench", "newcomers' models against the shared one; paper is half an hour",
+        "newcomers", "bench", "newcomers' models against the shared one",
         ("scale", "out"),
     ),
     "review": Benchmark(
