@@ -58,6 +58,11 @@ NAMES = {
         "defaults chosen on some problems and judged on others; paper is an hour on a GPU",
         ("page", "jobs", "source"), files=True,
     ),
+    "real-data": Benchmark(
+        "real_data", "main",
+        "public tables with sites of their own, corefed and scikit-learn at their defaults",
+        ("page", "source"), files=True,
+    ),
     "million": Benchmark(
         "million", "million", "a coreset of a million points, time and memory", ("scale",)
     ),
