@@ -67,6 +67,11 @@ NAMES = {
         "attacks", "main", "clients that lie, against every rule of a federation",
         ("page", "source"), files=True,
     ),
+    "real-data": Benchmark(
+        "real_data", "main",
+        "public tables with sites of their own, corefed and scikit-learn at their defaults",
+        ("page", "source"), files=True,
+    ),
     "million": Benchmark(
         "million", "million", "a coreset of a million points, time and memory", ("scale",)
     ),
