@@ -91,7 +91,8 @@ def test_the_folder_of_a_run(finished: Path) -> None:
     assert summary["cost"]["bytes_up"] == summary["cost"]["bytes_down"] == 16 * 2 * 610 * 4
     assert summary["cost"]["examples_processed"] == sum(sum(each["examples"]) for each in lines)
     assert sorted(p.name for p in finished.iterdir()) == [
-        "checkpoint", "data.json", "experiment.toml", "fitted.safetensors", "held_out.safetensors",
+        ".lock", "checkpoint", "data.json", "experiment.toml", "fitted.safetensors",
+        "held_out.safetensors",
         "reach.safetensors", "rounds.jsonl", "summary.json",
     ]  # fmt: skip
     assert sorted(p.name for p in (finished / "checkpoint").iterdir()) == [

@@ -20,7 +20,7 @@ from corefed.federation.protocol import Agreement, Reply
 from corefed.federation.trust.privacy import Ledger
 from corefed.settings.config import resolve, to_dict
 from corefed.show.tracking import mlflow
-from corefed.training import checkpoint, fitted, record, segments, state_file
+from corefed.training import checkpoint, fitted, reach, record, segments, state_file
 from corefed.training.search_folder import SearchFolder
 from corefed.use import arguments, tuned
 
@@ -34,6 +34,7 @@ LINE = {
 }  # fmt: skip
 
 
+REACH = reach.Reach(**{name: torch.ones(2, 2) for name in reach.Reach._fields})
 REPLY = Reply("train", "run", 1, 0, {"examples": 3}, TREE)
 
 
@@ -135,6 +136,7 @@ KINDS = [
         lambda f: files.replace_all(f, [(fitted.HELD_OUT, tensor_file.stream(TREE, {}))]),
         lambda f: fitted.read_tensors(f, fitted.HELD_OUT),
     ),
+    Kind(reach.FILE, lambda f: reach.keep(f, [REACH]), lambda f: reach.read(f, 1)),
     Kind("search.toml", lambda f: SearchFolder(f).begin(EXPERIMENT, REPORT),
          lambda f: SearchFolder(f).settings_file()),
     Kind("tune.json", lambda f: SearchFolder(f).begin(EXPERIMENT, REPORT),

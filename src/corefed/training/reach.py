@@ -34,7 +34,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from corefed.base import files, tensor_file
+from corefed.base import digests, files, tensor_file
 from corefed.base.errors import UserError
 from corefed.base.types import Tree
 from corefed.data import columns
@@ -161,10 +161,7 @@ def distance(z: Tensor, basis: Tensor, scale: Tensor, rest: Tensor) -> Tensor:
 def keep(folder: Path, known: Sequence[Reach]) -> None:
     """Write the file; nothing where nothing is known."""
     if known:
-        tree = _stacked(known)
-        shapes = {name: (value.dtype, tuple(value.shape)) for name, value in tree.items()}
-        content = tensor_file.encode(shapes, lambda name: iter([tree[name]]), {})
-        files.replace_all(folder, [(FILE, content)])
+        files.replace_all(folder, [(FILE, tensor_file.stream(_stacked(known), {}))])
 
 
 def read(folder: Path, seeds: int) -> list[Reach]:
@@ -173,11 +170,12 @@ def read(folder: Path, seeds: int) -> list[Reach]:
     from safetensors.torch import load_file  # takes time to import
 
     try:
+        tensor_file.check(folder / FILE)
         found = load_file(folder / FILE)
         return [Reach(*(found[name][g] for name in Reach._fields)) for g in range(seeds)]
     except FileNotFoundError:
         return []
-    except (OSError, SafetensorError, KeyError, IndexError) as error:
+    except (OSError, SafetensorError, digests.DamagedError, KeyError, IndexError) as error:
         raise UserError(f"{folder / FILE} is truncated or damaged ({error}).") from error
 
 

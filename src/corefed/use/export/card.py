@@ -157,11 +157,11 @@ def _by_class(model: Fitted, kind: str, g: int, client: str | None) -> list[str]
         return []
     names = ("auroc", "auprc", "sensitivity", "specificity", "f1")
     rows = [
-        [label, str(each["points"]), *(_with_interval(each[name]) for name in names)]
+        [markdown(label), str(each["points"]), *(_with_interval(each[name]) for name in names)]
         for label, each in found["classes"].items()
     ]
     head = ("class", "points", "AUROC", "AUPRC", "sensitivity", "specificity", "F1")
-    labels = model.preparations[g].labels
+    labels = [markdown(label) for label in model.preparations[g].labels]
     counts = [
         [label, *map(str, row)] for label, row in zip(labels, found["confusion"], strict=True)
     ]
