@@ -58,6 +58,12 @@ NAMES = {
         "ways to choose a coreset compared by training on it; paper is hours on a GPU",
         ("page", "jobs", "source"), files=True,
     ),
+    "selectors-defaults": Benchmark(
+        "selectors", "defaults",
+        "the default, random subsets and all data with today's settings; paper is half an hour "
+        "on a GPU",
+        ("page", "jobs", "source"), files=True,
+    ),
     "defaults": Benchmark(
         "defaults", "main",
         "defaults chosen on some problems and judged on others; paper is an hour on a GPU",

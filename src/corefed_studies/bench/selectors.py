@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from rich.console import Console
 
@@ -20,11 +21,36 @@ from corefed_studies.reproduce.results import Results
 from corefed_studies.reproduce.selectors import picture, report, runs, study
 
 NAME = "selectors"
+DEFAULTS = "selectors-defaults"
 IMAGES = "images/"
 """Where a page has its pictures."""
 
 
+class Options(TypedDict, total=False):
+    """What the command line may say."""
+
+    page: Path
+    jobs: int
+    source: Path
+
+
 def main(
+    scale: str, out: Path | None, console: Console, device: str, **options: Unpack[Options]
+) -> None:
+    """Every selector with the paper's constants, and variations of the default."""
+    _study(NAME, scale, out, console, device, **options)
+
+
+def defaults(
+    scale: str, out: Path | None, console: Console, device: str, **options: Unpack[Options]
+) -> None:
+    """The first four rows with corefed's defaults."""
+    scale = "defaults" if scale == "paper" else scale
+    _study(DEFAULTS, scale, out, console, device, **options)
+
+
+def _study(
+    name: str,
     scale: str,
     out: Path | None,
     console: Console,
@@ -36,26 +62,26 @@ def main(
 ) -> None:
     """Train what is missing in `out`, or take the results of a file; show them."""
     folder = out or Path("runs") / f"bench-{NAME}-{scale}"
-    marked = pages.Marked(page, f"bench {NAME}") if page is not None else None
-    known = _read(source) if source is not None else None
-    names = []
+    marked = pages.Marked(page, f"bench {name}") if page is not None else None
+    known = _read(source, name) if source is not None else None
+    problems = []
     if known is None:
         device_for(device)  # a device that is missing would fail every run
-        names = at_hand(scale, console)
+        problems = at_hand(scale, console)
     pages.make(folder)
     if known is None:
-        path = folder / f"{NAME}.json"
-        results.write(path, NAME, scale, train_all(scale, names, folder, console, device, jobs))
-        known = _read(path)  # as rounded, so that the page is what the file makes it
-    (folder / f"{NAME}.md").write_text(report.text(known, ""), encoding="utf-8")
-    html = pages.web(f"corefed: {NAME}", report.tables(known))
-    (folder / f"{NAME}.html").write_text(html, encoding="utf-8")
-    draw(known, folder)
+        path = folder / f"{name}.json"
+        results.write(path, name, scale, train_all(scale, problems, folder, console, device, jobs))
+        known = _read(path, name)  # as rounded, so that the page is what the file makes it
+    (folder / f"{name}.md").write_text(report.text(known, f"{name}-"), encoding="utf-8")
+    html = pages.web(f"corefed: {name}", report.tables(known))
+    (folder / f"{name}.html").write_text(html, encoding="utf-8")
+    draw(known, folder, name)
     if page is not None and marked is not None:
         (page.parent / IMAGES).mkdir(exist_ok=True)
-        draw(known, page.parent / IMAGES)
-        marked.write(report.text(known, IMAGES))
-    console.print(f"written to {page or folder / f'{NAME}.md'}")
+        draw(known, page.parent / IMAGES, name)
+        marked.write(report.text(known, f"{IMAGES}{name}-"))
+    console.print(f"written to {page or folder / f'{name}.md'}")
 
 
 def at_hand(scale: str, console: Console) -> list[str]:
@@ -97,14 +123,14 @@ def _trained(cells: Sequence[StudyCell], folder: Path, console: Console, jobs: i
     return found
 
 
-def draw(found: Results, folder: Path) -> None:
+def draw(found: Results, folder: Path, name: str) -> None:
     for problem in report.problems(found):
-        picture.draw(found, problem, folder / report.picture(problem))
+        picture.draw(found, problem, folder / f"{name}-{report.picture(problem)}")
 
 
-def _read(path: Path) -> Results:
+def _read(path: Path, name: str) -> Results:
     """The results of a file, each with the parts that tables are made of."""
-    found = results.read(path, NAME)
+    found = results.read(path, name)
     for (row, column), result in found.items():
         study.spot_of(column)
         parts = [result.get(part) for part in ("metrics", "coreset", "cost")]
