@@ -192,7 +192,15 @@ def test_a_federation_trains_as_its_simulation(tmp_path: Path, target: str, meth
         folder = tmp_path / site / "run"
         assert fitted.load(folder).preparations[0].columns == data.preparations[0].columns
         result = corefed(
-            "predict", folder, "--client", site, "--input", new, "--out", tmp_path / "said.csv"
+            "predict",
+            folder,
+            "--client",
+            site,
+            "--input",
+            new,
+            "--out",
+            tmp_path / "said.csv",
+            "--force",
         )
         assert result.code == 0, result.err
         assert "Categories that training did not have" in result.err + result.out

@@ -171,4 +171,5 @@ def test_settings_of_the_chosen_base_are_taken() -> None:
     settings = resolve(None, {"method": "random-subset"}, mine).settings
     assert settings == Config(base="fedavg", learning_rate=0.1, initial_std=0.2, fraction=0.5)
     theirs = {field.name: field.default for field in fields(fedavg.Config)}
+    assert theirs.pop("optimizer") == "sgd"  # which a random subset always has
     assert theirs.items() <= {field.name: field.default for field in fields(Config)}.items()

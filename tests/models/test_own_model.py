@@ -383,7 +383,8 @@ def test_dropout_is_off_and_said(nets: Path) -> None:
 def test_a_final_log_softmax_or_a_regression_through_a_sigmoid_stays(nets: Path) -> None:
     """The softmax of a log-softmax is the softmax; a target may lie between 0 and 1."""
     build("own_nets:ends_with_log_softmax")
-    own.build("own_nets:ends_with_sigmoid", (4,), Gaussian(3), memory_mb=64, batch=10)
+    name = "own_nets:ends_with_sigmoid"
+    own.build(name, (4,), Gaussian(3), factory=own.find(name), memory_mb=64, batch=10)
 
 
 # --- what cannot ----------------------------------------------------------------------------------

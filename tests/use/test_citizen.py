@@ -266,7 +266,6 @@ EXPECTED = {
     "check_estimators_empty_data_messages": "refused, in other words",
     "check_estimators_pickle": "a fitted federation is saved, not pickled",
     "check_classifiers_train": "two steps do not reach the accuracy it asks for; 20 rounds do",
-    "check_classifiers_one_label": "one class is nothing to learn, and refused",
     "check_classifiers_regression_target": "floating-point targets make a regression",
     "check_supervised_y_2d": "a column of targets is taken without a warning",
     "check_fit2d_1sample": "refused, in other words",
