@@ -15,7 +15,8 @@ import pytest
 from corefed.base.errors import UserError
 from corefed.federation.operate import clock, creating, supervising
 from corefed.federation.operate.folder import ClientFolder
-from corefed.federation.operate.processes import Part, Program
+from corefed.federation.operate.processes import Part
+from corefed.federation.operate.program import Program
 from corefed.federation.operate.serving import Excuses
 from corefed.federation.operate.supervising import EndedError, Supervisor, supervised
 

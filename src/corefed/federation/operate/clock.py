@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 
 from corefed.base.errors import UserError
 from corefed.federation.operate.folder import ClientFolder
-from corefed.federation.operate.processes import say
+from corefed.federation.operate.program import say
 
 AHEAD, BEHIND = 5.0, 305.0
 """Seconds by which a client's clock may differ; Flower's own."""

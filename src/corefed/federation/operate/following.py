@@ -20,7 +20,8 @@ from corefed.federation import events
 from corefed.federation.operate import processes, run_state
 from corefed.federation.operate.creating import as_federated
 from corefed.federation.operate.folder import ServerFolder
-from corefed.federation.operate.processes import LINK, say
+from corefed.federation.operate.processes import LINK
+from corefed.federation.operate.program import say
 from corefed.federation.operate.run_state import ENDED, SUBMITTED
 from corefed.federation.operate.vigil import LOST, NOTICE, Vigil
 from corefed.federation.protocol import check_run

@@ -18,7 +18,7 @@ from corefed.base.locks import exclusively
 from corefed.federation.operate import clock, processes, registering
 from corefed.federation.operate.certificates import days_left
 from corefed.federation.operate.folder import ClientFolder, ServerFolder
-from corefed.federation.operate.processes import Program, say
+from corefed.federation.operate.program import Program, say
 from corefed.federation.operate.supervising import EndedError, Supervisor, supervised
 
 START = 90.0

@@ -29,7 +29,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from corefed.federation.operate.processes import Part, Program, say
+from corefed.federation.operate.processes import Part
+from corefed.federation.operate.program import Program, say
 
 LOOK, LONG = 2.0, 4.0
 """Seconds between looks; how many times that a look counts at most. After a longer pause the whole

@@ -11,7 +11,8 @@ from corefed.base.errors import UserError
 from corefed.base.locks import is_locked
 from corefed.federation.operate import processes, registering, run_state
 from corefed.federation.operate.folder import ServerFolder
-from corefed.federation.operate.processes import LINK, say
+from corefed.federation.operate.processes import LINK
+from corefed.federation.operate.program import say
 from corefed.federation.operate.run_state import Facts
 
 HUNG = 60.0
