@@ -65,11 +65,7 @@ def from_json(content: bytes, where: Path) -> dict[str, Any]:
     """The object in a JSON file; a ValueError if the file is damaged or has no object."""
     if not check(content, _JSON):
         note_unsealed(where)
-    found = json.loads(content)
-    if not isinstance(found, dict):
-        raise DamagedError("it has no JSON object")
-    found.pop(KEY, None)
-    return found
+    return _object(content)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -164,11 +160,7 @@ def from_line(raw: bytes, where: Path) -> dict[str, Any]:
             raise DamagedError(_CHANGED)
     else:
         note_unsealed(where)
-    found = json.loads(raw)
-    if not isinstance(found, dict):
-        raise DamagedError("it has no JSON object")
-    found.pop(KEY, None)
-    return found
+    return _object(raw)
 
 
 def ends_sealed(raw: bytes) -> bool:
@@ -194,6 +186,15 @@ def note_unsealed(path: Path | str) -> None:
 
 
 _noted = False
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    """The object in some JSON, without its digest."""
+    found = json.loads(content)
+    if not isinstance(found, dict):
+        raise DamagedError("it has no JSON object")
+    found.pop(KEY, None)
+    return found
 
 
 def _almost(found: bytes, wanted: bytes) -> bool:

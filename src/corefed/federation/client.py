@@ -51,6 +51,7 @@ from corefed.federation.task_context import (
 from corefed.federation.trust import checks, privacy
 from corefed.federation.trust.privacy import SpentError
 from corefed.federation.trust.terms import Terms, TermsError, terms_of
+from corefed.settings.run import Experiment
 from corefed.training import client_side
 from corefed.training.calibration import Temperatures
 
@@ -78,7 +79,7 @@ def _answer(task: Task, settings: ClientSettings) -> Reply:
         limits.check_settings(wanted, settings.limits)
         asked.check_room(settings.state, task.run, settings.limits)
         if task.kind == "join":
-            return _join(task, settings)
+            return _join(task, settings, wanted)
         plan = make_plan(task, settings, wanted)
         history = Asked(settings.state / task.run)
         history.note(task, wanted.run.rounds, settings.limits)
@@ -110,12 +111,12 @@ def _reply(task: Task, figures: dict[str, Any], tree: Tree | None = None, error:
 # --- join -----------------------------------------------------------------------------------------
 
 
-def _join(task: Task, settings: ClientSettings) -> Reply:
+def _join(task: Task, settings: ClientSettings, wanted: Experiment) -> Reply:
     """A description of the data, once per run: asked again, the same one."""
     told = asked.told(settings.state, task)
     if told is None:
         with time_limit(settings.limits.seconds):
-            told = describe(task, experiment_of(task), settings)
+            told = describe(task, wanted, settings)
         asked.keep_told(settings.state, task, told, settings.limits)
     return _reply(task, told)
 

@@ -105,6 +105,8 @@ def _floored(std: Tensor, numbers: Tensor) -> Tensor:
 
 def _margin(x: Tensor, real: Tensor, spread: Tensor, numbers: Tensor) -> Tensor:
     """The excess over the range of the others that at most SHARE of the training points have."""
+    if not bool(numbers.any()):  # images: no feature has a range
+        return torch.tensor(LEAST)
     top, bottom = _extremes(x, real, 1), _extremes(x, real, -1)
     excess: dict[int, float] = {}
     for gap, at in (top, bottom):
@@ -169,12 +171,10 @@ def _joint(
     mine, far = client[~fit][own[client][~fit]], far[own[client][~fit]]
     if len(far):
         pooled = _quantile(far)
-        for i in range(last):
+        for i in mine.unique().tolist():  # a client may vary more than the others
             here = far[mine == i]
-            if bool(own[i]) and len(here):
-                # A client may vary more than the others.
-                few = len(here) < 1 / SHARE
-                limit[i] = max(pooled, float(here.max()) if few else _quantile(here))
+            few = len(here) < 1 / SHARE
+            limit[i] = max(pooled, float(here.max()) if few else _quantile(here))
     return limit, basis, scale, rest
 
 

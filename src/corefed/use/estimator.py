@@ -211,7 +211,7 @@ class Federation(ScikitLearn):
         setup, servers = self._trained.setup, self._trained.servers
         target = record.Folder(path)
         target.create(setup.experiment)
-        target.keep(lambda here: saving.keep_data(here, setup.data))
+        target.keep(lambda here: saving.keep_data(here, setup.data, ready.reach))
         for line in self.history_:
             target.append(line)
         values = to_dict(setup.experiment)

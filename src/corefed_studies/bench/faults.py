@@ -173,8 +173,7 @@ def measure(bed: Testbed, fault: Fault, name: str, wanted: Tree) -> dict[str, An
 def happening(bed: Testbed, fault: Fault) -> Iterator[None]:
     """Let the fault happen, and undo what does not undo itself."""
     service = bed.service(fault.side)
-    undo: Callable[[], None] = lambda: None  # noqa: E731
-    seconds = 0.0
+    undo: Callable[[], None]
     if fault.kind in ("killed", "frozen"):
         pid = service.processes()[fault.role]
         os.kill(pid, signal.SIGKILL if fault.kind == "killed" else signal.SIGSTOP)

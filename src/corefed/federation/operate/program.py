@@ -35,6 +35,13 @@ def say(text: str) -> None:
     shown.say(text, file=sys.stderr)
 
 
+class LogFile(RotatingFileHandler):
+    """A log that a full disk interrupts, and nothing else."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Leave the line out."""
+
+
 class Program:
     """A program of Flower's, in a session of its own; its output goes to stderr and to a log."""
 
@@ -58,10 +65,7 @@ class Program:
     def _read(self) -> None:
         assert self.process.stdout is not None
         log = logging.Logger("flower")
-        handler = RotatingFileHandler(
-            self.log, maxBytes=LOG_BYTES, backupCount=LOG_FILES, delay=True
-        )
-        handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk
+        handler = LogFile(self.log, maxBytes=LOG_BYTES, backupCount=LOG_FILES, delay=True)
         log.addHandler(handler)
         with self.process.stdout as output:
             for raw in output:
