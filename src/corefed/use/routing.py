@@ -9,18 +9,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
 from corefed.base.errors import UserError
 from corefed.bayes.uncertainty import Prediction
+from corefed.data import inputs
 from corefed.data.cells import shorten
 from corefed.data.raw import Raw
 from corefed.training import fitted
 from corefed.training.fitted import SHARED, Fitted
 from corefed.training.reach import Outside
+from corefed.use import predictions
+from corefed.use.prediction_summary import summarise
 from corefed.use.predictions import Predictions
+from corefed.use.review import PredictionSettings
 
 
 class Share(NamedTuple):
@@ -95,3 +100,62 @@ def merge(shares: Sequence[Share], each: Sequence[Predictions]) -> Predictions:
     notes = tuple(dict.fromkeys(note for one in each for note in one.notes))
     flagged = torch.cat(reviews)[order] if reviews else None
     return Predictions(said, flagged, None, notes, outside)
+
+
+class Routed(NamedTuple):
+    found: Predictions
+    about: dict[str, Any]  # for the summary
+    columns: dict[str, list[str]]  # for the table, where rows have several models
+
+
+def predict(
+    run: Fitted,
+    client: str | None,
+    raw: Raw,
+    settings: PredictionSettings,
+    seed: int | None,
+    kind: str,
+    show: Callable[[int], None],
+) -> Routed:
+    """All rows by the model of --client, or each by that of its own client."""
+    g, _ = run.place(run.names[0] if client is None else client, seed)
+    if client is not None:
+        given = inputs.prepare(raw, run.preparations[g], client)
+        found = predictions.predict(
+            run, client, given, settings, seed=seed, kind=kind, on_block=show
+        )
+        others, notes = rows_of_others(raw, client)
+        if found.review is not None:
+            found.review[torch.tensor(others, dtype=torch.int64)] = True
+        found = found._replace(notes=(*found.notes, *notes))
+        return Routed(found, summarise(found, settings), {})
+    if not raw.clients:
+        column = run.preparations[g].client
+        why = f"the file has no column {column!r}" if column else "the file names none"
+        raise UserError(
+            f"Say whose model predicts by --client: {why}. The run has {shorten(run.names)}."
+        )
+    shares, notes = divide(run, raw, lambda name: fitted.load(run.folder, run.factory, client=name))
+    parts, each, done = [], [], 0
+    names, models = [""] * len(raw.x), [""] * len(raw.x)
+    for share in shares:
+        own = share.model.preparations[share.model.place(share.model.names[0], seed)[0]]
+        given = inputs.prepare(raw.of(share.rows), own, share.name)
+        part = predictions.predict(
+            share.model, share.client, given, settings, seed=seed, kind=kind,
+            on_block=partial(_later, show, done),
+        )  # fmt: skip
+        done += len(share.rows)
+        used = kind if share.client is not None else SHARED
+        parts.append(part)
+        each.append({"client": share.name, "model": used, "points": len(share.rows),
+                     **summarise(part, settings)})  # fmt: skip
+        for row in share.rows:
+            names[row], models[row] = share.name, used
+    found = merge(shares, parts)
+    found = found._replace(notes=(*found.notes, *notes))
+    return Routed(found, {"clients": each}, {"client": names, "model": models})
+
+
+def _later(show: Callable[[int], None], before: int, now: int) -> None:
+    show(before + now)
