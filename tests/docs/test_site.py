@@ -14,7 +14,7 @@ from threading import Thread
 
 import pytest
 import typer
-from browser import PROGRAM, chromium
+from browser import PROGRAM, Browser, chromium
 
 from corefed.commands import cli
 from corefed.methods.registry import METHODS, config_class
@@ -98,6 +98,43 @@ def address(site: Path) -> Iterator[str]:
     server.server_close()
 
 
+CONTRAST = """(() => {
+    const link = document.querySelector('.md-content article p a:not(.headerlink)');
+    const luminance = colour => {
+        const canvas = document.createElement('canvas').getContext('2d');
+        canvas.fillStyle = colour;
+        canvas.fillRect(0, 0, 1, 1);
+        const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(v => v / 255).map(
+            v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    link.style.transition = 'none';
+    const own = luminance(getComputedStyle(link).color);
+    const ground = luminance(getComputedStyle(document.body).backgroundColor);
+    return (Math.max(own, ground) + 0.05) / (Math.min(own, ground) + 0.05);
+})()"""
+"""The contrast of a link against the page."""
+
+
+def _search(browser: Browser) -> None:
+    """Type two words into the search, and wait until it has found pages."""
+    browser.evaluate(
+        "{const box = document.querySelector('.md-search__input'); box.focus();"
+        "box.value = 'hard thresholding';"
+        "box.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true})); 0}"
+    )
+    browser.until("/matching/.test(document.querySelector('.md-search-result__meta').innerText)")
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")
+def test_search_in_pages_opened_as_files(site: Path) -> None:
+    with chromium() as browser:
+        browser.call("Page.navigate", url=(site / "index.html").as_uri())
+        browser.until("document.readyState === 'complete'")
+        _search(browser)
+        assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
+
+
 @pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")
 def test_in_a_browser(address: str) -> None:
     """Formulas are drawn, the search finds, no error is logged, nobody else is asked."""
@@ -109,14 +146,10 @@ def test_in_a_browser(address: str) -> None:
         )
         flat = "[...document.querySelectorAll('math')].filter(m => m.clientHeight < 5).length"
         assert browser.evaluate(flat) == 0
-        browser.evaluate(
-            "{const box = document.querySelector('.md-search__input'); box.focus();"
-            "box.value = 'hard thresholding';"
-            "box.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true})); 0}"
-        )
-        browser.until(
-            "/matching/.test(document.querySelector('.md-search-result__meta').innerText)"
-        )
+        _search(browser)
+        assert browser.evaluate(CONTRAST) >= 4.5  # what WCAG 2 asks for text
+        browser.evaluate("document.body.setAttribute('data-md-color-scheme', 'slate')")
+        assert browser.evaluate(CONTRAST) >= 4.5
         browser.width(390)
         assert browser.evaluate("document.documentElement.scrollWidth") == 390
         assert browser.errors == []
