@@ -103,9 +103,11 @@ endif
 # a file share one federation. Exit code 5 of pytest is that ARGS picked none of these.
 check: install
 	@echo "==> tests (data: $${COREFED_DATA:-only what is built in})"
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m 'not federation' $(ARGS) || [ $$? -eq 5 ]
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m 'not federation' $(ARGS) || [ $$? -eq 5 ]
 	@echo "==> tests of real federations: processes that are killed, frozen and made to lie"
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m federation $(ARGS) || [ $$? -eq 5 ]
+	@echo "==> the notebooks"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --nbmake --nbmake-timeout=300 examples/notebooks $(ARGS) || [ $$? -eq 5 ]
 
 # The wheel is installed into a folder of its own that comes before the source tree on the path.
 wheel-check: install

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -195,6 +196,14 @@ def test_a_question_that_never_ends_is_a_sentence(
         run_state.control.ask(server, "runs")
     with pytest.raises(UserError, match="did not end within"):
         processes.run_flwr(server, "ls", quiet=True)
+
+
+def test_coloured_answers_are_read(server: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notebooks set FORCE_COLOR, and Flower then colours its JSON too."""
+    coloured = '\x1b[1m{\x1b[0m\x1b[34m"success"\x1b[0m: \x1b[3;92mtrue\x1b[0m, "run-id": "7"}'
+    done = subprocess.CompletedProcess([], 0, stdout=coloured, stderr="")
+    monkeypatch.setattr(processes.subprocess, "run", lambda *_, **__: done)
+    assert processes.run_flwr(server, "ls", quiet=True) == {"success": True, "run-id": "7"}
 
 
 # Who has been asked

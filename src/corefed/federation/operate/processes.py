@@ -220,7 +220,8 @@ def run_flwr(server: ServerFolder, *arguments: str, quiet: bool = False) -> dict
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{words} did not end within {PATIENCE:.0f} s.") from error
     try:
-        answer: dict[str, Any] = json.loads(done.stdout)
+        # FORCE_COLOR, which notebooks set, colours JSON as well.
+        answer: dict[str, Any] = json.loads(COLOURS.sub("", done.stdout))
     except ValueError:
         answer = {"success": False, "error-message": done.stderr or done.stdout}
     if not answer.get("success"):
