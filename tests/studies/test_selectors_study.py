@@ -456,7 +456,7 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
 def test_the_page_shows_the_result_file() -> None:
     name = bench_selectors.NAME
     found = results.read(ROOT / "results" / f"{name}.json", name)
-    part = pages.Marked(ROOT / "docs" / "selectors.md", f"bench {name}").part
+    part = pages.Marked(ROOT / "docs" / "selectors-study.md", f"bench {name}").part
     assert part == "\n" + report.text(found, f"{bench_selectors.IMAGES}{name}-")
     drawn = {path.name for path in (ROOT / "docs" / "images").glob(f"{name}-*.png")}
     assert drawn == {f"{name}-{report.picture(problem)}" for problem in report.problems(found)}
