@@ -85,6 +85,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"variant": "hf", "beta": 0.1, "adapt_steps": 3},
         {"optimizer": "adam", "beta": 0.005},
     ],
+    "fedprox": [{"optimizer": "momentum", "learning_rate": 0.01, "proximal": 2.0}],
+    "scaffold": [{"participation": 0.4}],
+    "ditto": [{"optimizer": "adam", "learning_rate": 0.005, "personal_rate": 0.003}],
+    "fedrep": [{"optimizer": "adam", "learning_rate": 0.005, "head_part": 0.3}],
+    "fedbabu": [{"optimizer": "adam", "learning_rate": 0.005, "adapt_points": 4}],
+    "feddbe": [{"optimizer": "adam", "learning_rate": 0.005, "regularisation": 50.0}],
     "coreset-pfedbayes": [
         {"check_every": 2, "refresh_every": 3},
         {"pool": 0.7, "around": "path", "moved": 0.01, "refresh_every": 2},
