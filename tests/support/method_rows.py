@@ -86,7 +86,6 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"optimizer": "adam", "beta": 0.005},
     ],
     "fedprox": [{"optimizer": "momentum", "learning_rate": 0.01, "proximal": 2.0}],
-    "scaffold": [{"participation": 0.4}],
     "ditto": [{"optimizer": "adam", "learning_rate": 0.005, "personal_rate": 0.003}],
     "fedrep": [{"optimizer": "adam", "learning_rate": 0.005, "head_part": 0.3}],
     "fedbabu": [{"optimizer": "adam", "learning_rate": 0.005, "adapt_points": 4}],

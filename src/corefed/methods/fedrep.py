@@ -83,8 +83,8 @@ def build(config: Config, model: Model) -> Method:
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         loss, slope = gradient(model, split.join(working["body"], working["head"]), batch)
         taken, planned = working["taken"], working["planned"]
-        first = (config.head_part * planned).floor()  # steps of the head
-        head_moves = taken < first.clamp_min(1)
+        first = (config.head_part * planned).floor().clamp_min(1)  # steps of the head
+        head_moves = taken < first
         body_moves = taken >= torch.minimum(first, planned - 1)
         _where(head_moves, of_head, "head", split.head(slope), working)
         _where(body_moves, of_body, "body", split.body(slope), working)
