@@ -45,7 +45,7 @@ OWN = "bias."
 class Config(fedavg.Config):
     """Settings of FedDBE; the paper's symbol in brackets."""
 
-    regularisation: Annotated[NotNegative, PER_RUN, Times(1 / 16, 4)] = 10.0
+    regularisation: Annotated[NotNegative, PER_RUN, Times(1 / 16, 16)] = 1.0
     """Weight of the mean regularisation (kappa); 0 leaves the bias memory alone."""
     learning_rate: LearningRate = 0.07
     """Step size of the weights and of the bias memory."""
