@@ -176,7 +176,7 @@ def test_the_settings_and_their_help_are_shown(checkout: Path) -> None:
         ),
         ("--method fedavgm --set server_momentum=much", "must be a number, not 'much'"),
         ("--method fedavgm --set server_momentm=1", "did you mean 'server_momentum'?"),
-        ("--method fedavgn", "Did you mean 'fedavgm'?"),
+        ("--method fedavgmm", "Did you mean 'fedavgm'?"),
         ("--set selector=hardset", "Did you mean 'hardest'?"),
     ],
 )
