@@ -33,29 +33,29 @@ METHODS = ("METHODS", "src/corefed/methods/registry.py")
 CHOSEN = "Weights of the chosen points"
 """A heading of the report about a method that trains on a subset."""
 
-TENTH = '''"""FedProx on a random tenth of each client's points, redrawn every 20 local steps."""
+TENTH = '''"""FedAvgM on a random tenth of each client's points, redrawn every 20 local steps."""
 
-from corefed.methods import fedprox
-from corefed.methods.fedprox import Config
+from corefed.methods import fedavgm
+from corefed.methods.fedavgm import Config
 from corefed.methods.subset import on_subset
 from corefed.selectors.subset import uniform
 
 
 def build(config, model):
-    base = fedprox.build(config, model)
+    base = fedavgm.build(config, model)
     return on_subset(base, "tenth", lambda data, streams: uniform(data, 0.1, streams), 20)
 '''
 
-WEIGHT = '''"""FedProx with private state whose names a subset might have."""
+WEIGHT = '''"""FedAvgM with private state whose names a subset might have."""
 
 import torch
 
-from corefed.methods import fedprox
-from corefed.methods.fedprox import Config
+from corefed.methods import fedavgm
+from corefed.methods.fedavgm import Config
 
 
 def build(config, model):
-    base = fedprox.build(config, model)
+    base = fedavgm.build(config, model)
 
     def add(private, like):
         number = torch.ones(len(like["theta"]), 7, device=like["theta"].device)
@@ -125,7 +125,7 @@ def bash(
 
 
 def test_the_page_has_files_rows_and_commands() -> None:
-    assert list(FILES) == ["src/corefed/methods/fedprox.py", "src/corefed/selectors/hardest.py"]
+    assert list(FILES) == ["src/corefed/methods/fedavgm.py", "src/corefed/selectors/hardest.py"]
     assert [(table, file) for table, file, _ in ROWS] == [
         METHODS,
         ("SELECTORS", "src/corefed/selectors/__init__.py"),
@@ -146,7 +146,7 @@ def test_commands_of_the_page(block: Block, checkout: Path) -> None:
 @pytest.mark.parametrize(
     ("example", "file", "names"),
     [
-        ("new_method.py", "src/corefed/methods/fedprox.py", ["Config", "build"]),
+        ("new_method.py", "src/corefed/methods/fedavgm.py", ["Config", "build"]),
         ("new_selector.py", "src/corefed/selectors/hardest.py", ["select"]),
     ],
 )
@@ -162,18 +162,21 @@ def part(source: str, name: str) -> str:
 
 
 def test_the_settings_and_their_help_are_shown(checkout: Path) -> None:
-    ended = bash(checkout, "corefed methods fedprox")
-    assert "How strongly a client is pulled towards the broadcast" in ended.stdout
+    ended = bash(checkout, "corefed methods fedavgm")
+    assert "How much of the last round's move the server repeats" in ended.stdout
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("--method fedprox --set proximal=-5", "proximal is -5.0; it must be"),
-        ("--method fedprox --set proximal=nan", "proximal is nan; it must be a finite number"),
-        ("--method fedprox --set proximal=much", "must be a number, not 'much'"),
-        ("--method fedprox --set proximl=1", "did you mean 'proximal'?"),
-        ("--method fedprx", "Did you mean 'fedprox'?"),
+        ("--method fedavgm --set server_momentum=-5", "server_momentum is -5.0; it must be"),
+        (
+            "--method fedavgm --set server_momentum=nan",
+            "server_momentum is nan; it must be a finite number",
+        ),
+        ("--method fedavgm --set server_momentum=much", "must be a number, not 'much'"),
+        ("--method fedavgm --set server_momentm=1", "did you mean 'server_momentum'?"),
+        ("--method fedavgmm", "Did you mean 'fedavgm'?"),
         ("--set selector=hardset", "Did you mean 'hardest'?"),
     ],
 )

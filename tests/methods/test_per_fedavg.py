@@ -107,6 +107,29 @@ def exact_product(model: Model, w: Tensor, g: Tensor, batch: Batch) -> Tensor:
     return product
 
 
+def test_the_exact_variant_is_the_gradient_of_the_loss_after_a_step() -> None:
+    """Autograd through the step, on a ReLU network; with one batch for all three."""
+    network = Network()
+    (batch,) = network.minibatches(1)
+    w = network.w.clone().requires_grad_()
+    loss = elbo.weighted_nll(network.model, w.unsqueeze(1), batch).sum()
+    (slope,) = torch.autograd.grad(loss, w, create_graph=True)
+    after = elbo.weighted_nll(network.model, (w - ALPHA * slope).unsqueeze(1), batch)
+    (expected,) = torch.autograd.grad(after.sum(), w)
+    config = replace(HF, variant="exact")
+    value, found = meta_gradient(config, network.model, network.w, [batch] * 3)
+    torch.testing.assert_close(found, expected, **EXACT)
+    torch.testing.assert_close(value, after.detach(), **EXACT)
+    # Clipped, it has the same direction: each client's own length counts.
+    lengths = found.norm(dim=-1)
+    clip = float(lengths.sort().values[:2].mean())
+    _, short = meta_gradient(replace(config, clip=clip), network.model, network.w, [batch] * 3)
+    torch.testing.assert_close(short.norm(dim=-1), lengths.clamp_max(clip), **EXACT)
+    torch.testing.assert_close(
+        short * (lengths / lengths.clamp_max(clip)).unsqueeze(-1), found, **EXACT
+    )
+
+
 def test_differences_of_gradients_are_the_second_derivative() -> None:
     """On a ReLU network, at a distance that no unit's switch lies within; in float64.
 

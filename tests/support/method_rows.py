@@ -73,7 +73,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
             "initial_rho": -3.0,
         },
     ],
-    "bnfed": [{"sigma": 0.3, "initial": "shared"}, {"sigma": 0.1, "growth": 1}],
+    "bnfed": [
+        {"sigma": 0.3, "initial": "shared"},
+        {"sigma": 0.1, "growth": 1, "optimizer": "sgd", "learning_rate": 0.05},
+    ],
     "random-subset": [{"redraw_every": 2}, {"base": "fedavg", "redraw_every": 3}],
     "fedavg": [{"optimizer": "momentum", "learning_rate": 0.01}],
     "independent": [{"optimizer": "adam", "learning_rate": 0.005}],
@@ -84,7 +87,13 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "per-fedavg": [
         {"variant": "hf", "beta": 0.1, "adapt_steps": 3},
         {"optimizer": "adam", "beta": 0.005},
+        {"variant": "exact", "alpha": 0.1, "clip": 0.5},
     ],
+    "fedprox": [{"optimizer": "momentum", "learning_rate": 0.01, "proximal": 2.0}],
+    "ditto": [{"optimizer": "adam", "learning_rate": 0.005, "personal_rate": 0.003}],
+    "fedrep": [{"optimizer": "adam", "learning_rate": 0.005, "head_part": 0.3}],
+    "fedbabu": [{"optimizer": "adam", "learning_rate": 0.005, "adapt_points": 4}],
+    "feddbe": [{"optimizer": "adam", "learning_rate": 0.005, "regularisation": 50.0}],
     "coreset-pfedbayes": [
         {"check_every": 2, "refresh_every": 3},
         {"pool": 0.7, "around": "path", "moved": 0.01, "refresh_every": 2},

@@ -110,6 +110,7 @@ class Traits(NamedTuple):
     report: Callable[[Tree], Tree] = lambda private: {}  # numbers per client, [C] each, to record
     mean: Literal["", "equal", "examples"] = ""  # `aggregate` needs no more than the mean of the
     # messages, of clients that count alike or by examples; "": it needs every message
+    planned: bool = False  # `step` finds working["planned"], [C] the round's number of local steps
     stackable: bool = True  # runs that are trained together may differ in settings marked PER_RUN
 
 

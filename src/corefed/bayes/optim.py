@@ -138,6 +138,21 @@ def towards(p: Tensor, q: Tensor, part: float | Tensor) -> None:
     p.lerp_(q, column(part, p) if isinstance(part, Tensor) else part)
 
 
+def scaled(factor: float | Tensor, value: Tensor) -> Tensor:
+    """factor value, with one factor for all clients or one per client."""
+    return (column(factor, value) if isinstance(factor, Tensor) else factor) * value
+
+
+def prefixed(prefix: str, tree: Tree) -> Tree:
+    """State under names of its own, beside that of another optimiser."""
+    return {prefix + name: value for name, value in tree.items()}
+
+
+def under(prefix: str, tree: Tree) -> Tree:
+    """The part of a tree below a prefix; tensors are shared, so in-place updates go through."""
+    return {k.removeprefix(prefix): v for k, v in tree.items() if k.startswith(prefix)}
+
+
 def column(per_client: Tensor, like: Tensor) -> Tensor:
     """[C] as [C, 1, ...] in the dtype of `like`."""
     return per_client.to(like.dtype).view(-1, *[1] * (like.dim() - 1))

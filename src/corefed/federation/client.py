@@ -227,7 +227,9 @@ def _privatise(task: Task, plan: Plan, terms: Terms, message: Tree) -> Tree:
     Where training failed it is the broadcast, which may have more of them.
     """
     agreement = plan.agreement
-    names = checks.template(plan.method, task.tree, agreement.shape, agreement.targets)
+    first = plan.method.init_server(Streams([Who(plan.seed, SERVER)], 0))  # also what is not sent
+    server = {**first, **task.tree}
+    names = checks.template(plan.method, server, agreement.shape, agreement.targets)
     noisy, _ = privacy.privatise(
         {name: message[name] for name in names},
         task.tree,

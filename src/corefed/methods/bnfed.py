@@ -1,6 +1,6 @@
 """BNFed = PFNM (Yurochkin et al., ICML 2019): one model for all, whose neurons are matched.
 
-A client trains its network by Adam on its own data and uploads it. The server regards the hidden
+A client trains its network on its own data, by Adam, and uploads it. The server regards the hidden
 neurons of all uploads as noisy copies of global ones. The Beta-Bernoulli process of `pfnm.py` finds
 which are copies of the same, and the posterior mean of each global neuron goes into the global
 network. Neurons that clients share are averaged, others stand side by side: the global network is
@@ -50,7 +50,10 @@ class Config:
     """Settings of BNFed; the paper's symbol in brackets."""
 
     learning_rate: LearningRate = 0.01
-    """Step size of the clients' Adam, which restarts in each round."""
+    """Step size of the clients."""
+    optimizer: optim.Rule = "adam"
+    """Update rule of the clients, which restarts in each round: adam, as the authors use, or sgd
+    and momentum, which need rates of their own (0.07 and 0.007)."""
     sigma: Annotated[float, WIDTH, Factors((0.5, 1, 2))] = 1.0
     """Standard deviation of a client's neuron around the global one: less means more neurons."""
     sigma_0: Annotated[float, WIDTH] = 1.0
@@ -67,6 +70,10 @@ class Config:
     """Standard deviation of the initial weights, as those of the Bayesian methods."""
 
 
+def check(config: Config) -> None:
+    optim.refuse_large_steps(config.optimizer, "learning_rate", config.learning_rate)
+
+
 MOST_BYTES = 1 << 30
 """Of the padded global network, which each client in training receives."""
 
@@ -74,7 +81,7 @@ MOST_BYTES = 1 << 30
 def build(config: Config, model: Model) -> Method:
     padded = _padded(config, model)
     prior = Prior(config.sigma, config.sigma_0, config.gamma, config.sweeps)
-    adam = optim.adam(config.learning_rate)
+    rule = optim.of_weights(config.optimizer, config.learning_rate, None)
     hidden, limits = model.widths[1:-1], padded.widths[1:-1]
     predictors = {network.size: network for network in (model, padded)}
 
@@ -119,11 +126,11 @@ def build(config: Config, model: Model) -> Method:
         for row, g in enumerate(streams.generators("init", host=True)):
             if config.initial == "own" and first[row]:  # a client draws its first network
                 working["theta"][row] = model.init(g, config.initial_std).to(working["theta"])
-        return {**working, **adam.init(working["theta"])}
+        return {**working, **rule.init(working["theta"])}
 
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         loss, slope = gradient(model, working["theta"], batch)
-        adam.update(working["theta"], slope, working)
+        rule.update(working["theta"], slope, working)
         return working, {"loss": loss}
 
     def end(broadcast: Tree, working: Tree) -> tuple[Tree, Tree]:

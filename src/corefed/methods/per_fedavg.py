@@ -7,10 +7,10 @@ each with independent minibatches D, D', D'' of its training data:
     g = grad f(w - alpha grad f(w; D); D'),    w <- w - beta (I - alpha Hessian f(w; D'')) g.
 
 Variant `fo` (first-order) leaves the Hessian out; variant `hf` (Hessian-free) takes its product
-with g from two gradients, at w + r g and w - r g. The server averages what clients upload. The
-default is fo: half the gradients, and equally accurate on MNIST. hf needs alpha times the curvature
-to stay near 1 or below. Above, as with an untrained convolutional network, I - alpha Hessian blows
-up.
+with g from two gradients, at w + r g and w - r g; variant `exact` differentiates twice. The server
+averages what clients upload. The default is fo: half the gradients, and equally accurate on MNIST.
+hf and exact need alpha times the curvature to stay near 1 or below. Above, as with an untrained
+convolutional network, I - alpha Hessian makes g longer in each step: `clip` bounds its length.
 
 The paper leaves open how far apart the two gradients are. Here r = delta alpha with delta = 1, the
 length of the step itself. The correction is then half the difference of two gradients. It does not
@@ -34,21 +34,33 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.settings import PER_RUN, LearningRate, Positive, PositiveInt, Start, Times
+from corefed.base.settings import (
+    PER_RUN,
+    LearningRate,
+    NotNegative,
+    Positive,
+    PositiveInt,
+    Start,
+    Times,
+)
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
-from corefed.bayes import optim
+from corefed.bayes import elbo, optim
 from corefed.bayes.batches import parts
 from corefed.bayes.predict import predictive_at
 from corefed.methods.fedavg import gradient
 from corefed.models.network import Model
+
+PASSES = {"fo": 2, "hf": 4, "exact": 4}
+"""Gradients per step; the second derivative costs about two."""
 
 
 @dataclass(frozen=True)
 class Config:
     """Settings of Per-FedAvg; the paper's symbol in brackets."""
 
-    variant: Literal["fo", "hf"] = "fo"
-    """`fo`: without the Hessian. `hf`: its products with vectors by differences of gradients."""
+    variant: Literal["fo", "hf", "exact"] = "fo"
+    """`fo`: without the Hessian. `hf`: its products with vectors by differences of gradients.
+    `exact`: by differentiating twice."""
     alpha: Annotated[Positive, PER_RUN, Times(1 / 8, 8)] = 0.014
     """Step size that makes a model personal (alpha), in training and at evaluation."""
     beta: LearningRate = 0.14
@@ -58,6 +70,8 @@ class Config:
     model personal is always plain. momentum needs about a tenth of sgd's beta, adam 0.005."""
     delta: Positive = 1.0
     """Distance at which variant hf takes its two gradients, in steps of size alpha."""
+    clip: NotNegative = 0.0
+    """Longest that a client's meta-gradient may be; longer ones are shortened. 0: any length."""
     adapt_steps: PositiveInt = 1
     """Gradient steps, on all training data of a client, to its personal model."""
     initial_std: Start = 0.1
@@ -70,7 +84,7 @@ def check(config: Config) -> None:
 
 def build(config: Config, model: Model) -> Method:
     rule = optim.of_weights(config.optimizer, config.beta, model.scale())
-    batches = {"hf": 3, "fo": 2}[config.variant]
+    batches = 2 if config.variant == "fo" else 3
 
     def init_server(streams: Streams) -> Tree:
         return {"w": model.init(streams.generators("init")[0], config.initial_std)}
@@ -102,7 +116,7 @@ def build(config: Config, model: Model) -> Method:
         models=models,
         predict=lambda tree, x, noise: predictive_at(model, tree["w"].unsqueeze(1), x),
         noise=(0,),
-        traits=Traits(batches=batches, passes={"hf": 4, "fo": 2}[config.variant], mean="equal"),
+        traits=Traits(batches=batches, passes=PASSES[config.variant], mean="equal"),
     )
 
 
@@ -121,6 +135,11 @@ def meta_gradient(
     if config.variant == "hf":
         r = config.delta * config.alpha
         g = stepped(g, hessian_times(model, w, g, batches[2], r), config.alpha)
+    elif config.variant == "exact":
+        g = stepped(g, second_derivative(model, w, g, batches[2]), config.alpha)
+    if config.clip:
+        length = g.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(g.dtype).tiny)
+        g = g * (config.clip / length).clamp_max(1)
     return loss, g
 
 
@@ -129,6 +148,16 @@ def hessian_times(model: Model, w: Tensor, g: Tensor, batch: Batch, r: float | T
     _, ahead = gradient(model, stepped(w, g, -r), batch)
     _, behind = gradient(model, stepped(w, g, r), batch)
     return (ahead - behind) / (optim.column(2 * r, w) if isinstance(r, Tensor) else 2 * r)
+
+
+def second_derivative(model: Model, w: Tensor, g: Tensor, batch: Batch) -> Tensor:
+    """Hessian f(w) g by differentiating the gradient along g: [C, P]."""
+    w = w.detach().requires_grad_()
+    with torch.enable_grad():
+        loss = elbo.weighted_nll(model, w.unsqueeze(1), batch)
+        (slope,) = torch.autograd.grad(loss.sum(), w, create_graph=True)
+        (product,) = torch.autograd.grad((slope * g).sum(), w)
+    return product
 
 
 def stepped(w: Tensor, slope: Tensor, rate: float | Tensor) -> Tensor:

@@ -128,18 +128,12 @@ def approach(
             optim.towards(theta, w, config.personal_rate * config.penalty)
             optim.descend(theta, slope, config.personal_rate)
         else:
-            rule.update(theta, slope + _penalty(config, theta - w), state)
+            rule.update(theta, slope + optim.scaled(config.penalty, theta - w), state)
     return losses[0]
 
 
 def _rule(config: Config, model: Model) -> optim.Optimizer:
     return optim.of_weights(config.optimizer, config.personal_rate, model.scale())
-
-
-def _penalty(config: Config, gap: Tensor) -> Tensor:
-    """lambda (theta - w), with one lambda for all or one per client."""
-    penalty: float | Tensor = config.penalty
-    return (optim.column(penalty, gap) if isinstance(penalty, Tensor) else penalty) * gap
 
 
 def aggregate(config: Config, server: Tree, update: Update) -> Tree:

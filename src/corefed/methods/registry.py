@@ -56,6 +56,34 @@ METHODS: dict[str, Entry] = {
         "corefed.methods.bnfed",
         "neurons matched across clients by a Beta-Bernoulli process (PFNM, Yurochkin 2019)",
     ),
+    "fedavg-ft": Entry(
+        "corefed.methods.fedavg_ft",
+        "fedavg, whose model each client fine-tunes on its own data",
+    ),
+    "fedprox": Entry(
+        "corefed.methods.fedprox",
+        "fedavg with clients that stay near the broadcast (Li 2020)",
+    ),
+    "scaffold": Entry(
+        "corefed.methods.scaffold",
+        "fedavg without client drift, by control variates (Karimireddy 2020)",
+    ),
+    "ditto": Entry(
+        "corefed.methods.ditto",
+        "a personal model beside fedavg's, held near it (Li 2021)",
+    ),
+    "fedrep": Entry(
+        "corefed.methods.fedrep",
+        "a shared body, and a last layer of its own per client (Collins 2021)",
+    ),
+    "fedbabu": Entry(
+        "corefed.methods.fedbabu",
+        "a shared body under a fixed last layer, fine-tuned per client (Oh 2022)",
+    ),
+    "feddbe": Entry(
+        "corefed.methods.feddbe",
+        "fedavg with a vector per client that keeps its bias out of the features (Zhang 2023)",
+    ),
     "independent": Entry(
         "corefed.methods.independent",
         "every client alone, and tried on the others' test data",
@@ -78,7 +106,7 @@ METHODS: dict[str, Entry] = {
 def register(name: str, entry: Entry) -> None:
     """Make a method known that is not part of the package, for as long as this process runs.
 
-    In the method's own file, `register("fedprox", Entry(__name__, "what it is"))` does it.
+    In the method's own file, `register("fedavgm", Entry(__name__, "what it is"))` does it.
     """
     if METHODS.get(name, entry).module != entry.module:
         raise UserError(f"There is a method {name!r} already; give yours another name.")

@@ -93,6 +93,8 @@ def train(
     own, state = _own(private), {name: v.clone() for name, v in _state(private).items()}
     subset, weight = method.subset, data.weight
     working = method.begin(broadcast, own, data, streams)
+    if method.traits.planned:
+        working["planned"] = torch.full_like(data.weight[:, 0], work.steps)
     segment = work.steps if subset is None else subset.every or work.steps
     loss = torch.zeros(len(data.weight), device=data.weight.device)
     sizes = data.size.tolist() if sizes is None else sizes

@@ -3,10 +3,13 @@
 The server does not change, and nothing is sent. The newcomer starts from the server's state v and
 trains on its own data alone:
 
-    a personal model (pfedbayes and what builds on it, pfedme)   q starts at v, then rounds of the
-                     run's local steps; each starts from v again, so that q stays near it
-    a start to adapt (per-fedavg)       its gradient steps on all of the newcomer's training data
-    one model for all (fedavg, bnfed, submodular-*)   fine-tuned: all steps from the shared model
+    a personal model (pfedbayes and what builds on it, pfedme, ditto), or a personal part of one
+                     (fedrep, feddbe): q starts at v, then rounds of the run's local steps; each
+                     starts from v again, so that q stays near it
+    a start to adapt (per-fedavg, fedavg-ft, fedbabu)   the method's own steps of adapting to the
+                     newcomer's training data
+    one model for all (fedavg, fedprox, scaffold, bnfed, submodular-*)   fine-tuned: all steps from
+                     the shared model
 
 A method that shares nothing (independent) is refused. The newcomer's model has the temperature of
 all clients of the run, or its own, shrunk to that, where it has validation points. How much of its

@@ -1,0 +1,51 @@
+"""Where the last layer lies in a flat vector: built-in networks, and a user's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from corefed.models.cnn import cnn
+from corefed.models.layers_of import body_and_head, layer_mask
+from corefed.models.likelihood import Categorical, Gaussian
+from corefed.models.network import Model, from_module, mlp
+
+MODULE = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+MODELS = {
+    "mlp": mlp((5, 4, 3), Categorical(3)),
+    "learnt noise": mlp((5, 4, 3), Gaussian(3, 0.5, learn_noise=True)),
+    "cnn": cnn((1, 8, 8), (2, 2), (4,), Categorical(3)),
+    "module": from_module(MODULE, Categorical(3), last="2"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_mask_and_the_split_agree(name: str) -> None:
+    model = MODELS[name]
+    mask = layer_mask(model, "last")
+    assert mask.shape == (model.size,) and mask.sum() == 4 * 3 + 3
+    split = body_and_head(model, "a method")
+    theta = torch.arange(2.0 * model.size).view(2, -1)
+    assert torch.equal(split.head(theta), theta[:, mask])
+    assert torch.equal(split.body(theta), theta[:, ~mask])
+    assert torch.equal(split.join(split.body(theta), split.head(theta)), theta)
+    assert (~layer_mask(model, "all")).sum() == model.likelihood.extra
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_features_do_not_depend_on_the_head(name: str) -> None:
+    model = MODELS[name]
+    mask = layer_mask(model, "last")
+    g = torch.Generator().manual_seed(0)
+    theta = torch.randn(1, 1, model.size, generator=g)
+    x = torch.randn(1, 6, *((1, 8, 8) if name == "cnn" else (5,)), generator=g)
+    changed = theta + mask
+    assert model.head is not None
+    assert torch.equal(model.head.features(theta, x), model.head.features(changed, x))
+    assert not torch.allclose(model.forward(theta, x), model.forward(changed, x))
+
+
+def test_a_model_without_a_linear_end_has_no_last_layer() -> None:
+    model: Model = from_module(MODULE, Categorical(3))
+    assert not layer_mask(model, "last").any()
