@@ -21,14 +21,14 @@ from corefed.data.clients import FederatedData, federate, stack
 from corefed.data.dataset import Dataset
 from corefed.data.table import Settings
 from corefed.methods import registry
-from corefed.models import cnn, own
+from corefed.models import cnn, own, resnet
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.models.network import PIXELS, STANDARDISED, Model, mlp
 from corefed.models.own import Factory
 from corefed.models.series import SERIES, Series
 from corefed.settings import class_weights
 from corefed.settings.config import check_cohort
-from corefed.settings.run import MEMORY, OWN, Experiment, Run, default_scale
+from corefed.settings.run import CONVOLUTIONAL, MEMORY, OWN, Experiment, Run, default_scale
 from corefed.training import compiling, local, others, storing, variants
 from corefed.training.compiled import Steps
 from corefed.training.store import Start, Store
@@ -306,8 +306,12 @@ def network(
             batch=run.batch_size,
             factory=factory,
         )
-    if run.model == "cnn":
+    if run.model in CONVOLUTIONAL:
         image = cnn.image_shape(torch.Size(shape), run.data)
+        if run.model == resnet.NAME:
+            return resnet.resnet(image, run.channels, likelihood)
+        if run.model in cnn.PUBLISHED:
+            return cnn.published(run.model, image, likelihood)
         return cnn.cnn(image, run.channels, run.hidden, likelihood)
     standardised = run.scale in ("standard", "features", "client")
     mean_square = STANDARDISED if standardised else PIXELS
