@@ -162,6 +162,10 @@ class Run:
     points: one for all (standard), each feature's own (features), or each client's own (client).
     auto is features for tables and rows of numbers in .npz, standard for a cnn or resnet, unit
     otherwise."""
+    augment: Literal["off", "crops", "flips", "crops+flips"] = "off"
+    """Images of minibatches shifted by up to an eighth of a side (crops), mirrored from left to
+    right (flips), or both, drawn anew for every step. Images are selected and tested as they are.
+    """
     device: str = "auto"
     """Where to compute: auto, cpu, cuda or cuda:INDEX."""
     runtime: Literal["vmap", "loop"] = "vmap"
