@@ -74,7 +74,7 @@ def reproduce(
         str,
         typer.Argument(
             help="table1, table2, table3, figure2 to figure5; shards-medium, shards-large, grid, "
-            "solvers, glm, newcomer, rates."
+            "solvers, glm, newcomer, rates; pfllib, niid-bench, own-problems, cifar10."
         ),
     ],
     scale: Annotated[
@@ -91,6 +91,13 @@ def reproduce(
     ] = None,
     page: Annotated[
         Path | None, typer.Option(help="Tables: a Markdown page with marks to put them into.")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="pfllib, niid-bench, own-problems, cifar10: no new part starts after that; the "
+            "next call goes on."
+        ),
     ] = None,
     data: Annotated[
         Path | None,
@@ -111,8 +118,9 @@ def reproduce(
     _check_scale(scale)
     _check_jobs(jobs)
     experiments.main(
-        name, scale, out, jobs=jobs, results=source, page=page, data=data, postcodes=postcodes
-    )
+        name, scale, out, jobs=jobs, results=source, page=page, minutes=minutes, data=data,
+        postcodes=postcodes,
+    )  # fmt: skip
 
 
 def _check_scale(scale: str) -> None:

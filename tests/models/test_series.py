@@ -23,7 +23,7 @@ from corefed.models.network import Model, plain_attention
 from corefed.models.series import SERIES, Block, Cell, Gated, LongShortTerm, Series, series_shape
 from corefed.settings.config import check_model
 from corefed.settings.fields import from_flat, list_settings
-from corefed.settings.run import MODELS, default_scale
+from corefed.settings.run import CONVOLUTIONAL, MODELS, default_scale
 from corefed.training import fitted
 from corefed.training.setup import concrete, prepare
 from corefed.use.export import package, program
@@ -186,7 +186,7 @@ def test_every_name_is_known_everywhere() -> None:
         check_model(model)
         assert not own.is_own(model)
         assert default_scale(model) == (
-            "features" if model in SERIES else "standard" if model == "cnn" else "unit"
+            "features" if model in SERIES else "standard" if model in CONVOLUTIONAL else "unit"
         )
     with pytest.raises(UserError, match="Did you mean 'lstm'"):
         check_model("lstmm")

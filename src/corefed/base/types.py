@@ -72,11 +72,20 @@ class Update(NamedTuple):
     examples: Tensor  # [C] training points each client has
 
 
+class Augment(NamedTuple):
+    """How the images of minibatches are changed at random."""
+
+    image: tuple[int, int, int]  # channels, height, width
+    crops: bool
+    flips: bool
+
+
 class Work(NamedTuple):
-    """How much a client does in a round."""
+    """How much a client does in a round, and on what."""
 
     steps: int  # R
     batch: int  # b
+    augment: Augment | None = None  # None: points are trained on as they are
 
 
 class Subset(NamedTuple):

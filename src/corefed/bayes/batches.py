@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.types import Batch, ClientData
+from corefed.base.types import Augment, Batch, ClientData
+from corefed.bayes import augment as augmenting
 
 AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 22}
 """Most normals per client that are drawn at once: on a CPU they stay in the cache, on a GPU
@@ -22,6 +23,7 @@ class Plan(NamedTuple):
     at: Tensor  # [C, count, b] int64, within the client's points
     scale: Tensor  # [C, count, b]; 0 on padding
     each: int  # minibatches per step, side by side
+    words: Tensor | None = None  # [C, count, b] what changes each image (`augment.py`); None: as is
 
 
 def plan(
@@ -86,16 +88,26 @@ def batches(
     return gather(data, plan(data, weight, streams, steps, size, each))
 
 
-def gather(data: ClientData, chosen: Plan) -> Iterator[Batch]:
+def changing(chosen: Plan, augment: Augment | None, streams: Streams) -> Plan:
+    """The plan with words for its images, if they are to be changed."""
+    if augment is None:
+        return chosen
+    return chosen._replace(words=augmenting.draw(streams, *chosen.at.shape[1:]))
+
+
+def gather(data: ClientData, chosen: Plan, augment: Augment | None = None) -> Iterator[Batch]:
     """The minibatches of a plan, step by step."""
-    index, scale, each = chosen
+    index, scale, each, words = chosen
     clients, n = data.weight.shape
     index = index + (torch.arange(clients, device=index.device) * n).view(-1, 1, 1)
     x, y = data.x.flatten(0, 1), data.y.flatten(0, 1)
     for r in range(0, index.shape[1], each):
         rows = index[:, r : r + each].flatten()
+        points = x.index_select(0, rows).unflatten(0, (clients, -1))
+        if augment is not None and words is not None:
+            points = augmenting.apply(augment, points, words[:, r : r + each])
         yield Batch(
-            x.index_select(0, rows).unflatten(0, (clients, -1)),
+            points,
             y.index_select(0, rows).unflatten(0, (clients, -1)),
             scale[:, r : r + each].flatten(1),
         )

@@ -1,8 +1,8 @@
 """Split one pool of points between clients: a pure function of labels (or groups) and a seed.
 
-`shards-*` has the fixed counts of the pFedBayes protocol. Every other partition splits all points,
-and holds out a fifth of each client's points for testing, unless the data have test points of their
-own.
+`shards-*` has the fixed counts of the pFedBayes protocol, `pfllib` and `niid-*` split as those
+benchmarks do (`published.py`). Every other partition splits all points, and holds out a fifth of
+each client's points for testing, unless the data have test points of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError, did_you_mean
-from corefed.data import partitioners
+from corefed.data import partitioners, published
 from corefed.data.dataset import Dataset
 from corefed.data.partitioners import Indices, Pool
 
@@ -30,6 +30,7 @@ SPECS = {
     "iid": "iid",
     "natural": "natural",
     "shared-normal": "shared-normal",
+    **{name: name for name in published.BENCHMARKS},
 }
 """Partition -> how to write it."""
 
@@ -111,7 +112,9 @@ def split(
         name, (0,)
     ):
         raise UserError(f"Partition {spec!r} is not written like that; write {SPECS[name]}.")
+    benchmark = published.BENCHMARKS.get(name)
     by_label = name.startswith("shards-") or name in ("labels", "dirichlet", "shared-normal")
+    by_label = by_label or benchmark is not None
     if by_label and dataset.classes == 0:
         raise UserError(
             f"Partition {spec!r} splits by label, but {dataset.name} is a regression without "
@@ -120,10 +123,9 @@ def split(
 
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([_PURPOSE, seed])))
     pool = _pool(dataset, name)
-    if (test != 1 / TEST_STRIDE or fold is not None) and (
-        name.startswith("shards-") or pool.held_out is not None
-    ):
-        whose = f"partition {name}" if name.startswith("shards-") else dataset.name
+    own_test = name.startswith("shards-") or (benchmark is not None and benchmark.test > 0)
+    if (test != 1 / TEST_STRIDE or fold is not None) and (own_test or pool.held_out is not None):
+        whose = f"partition {name}" if own_test else dataset.name
         raise UserError(
             f"test_fraction is {test:g}, but {whose} has test points of its own; leave it out."
         )
@@ -136,7 +138,10 @@ def split(
             f"least {MINIMUM}; use at most {len(pool.labels) // MINIMUM} clients."
         )
     cap = None
-    if name == "labels":
+    if benchmark is not None:
+        draw = benchmark.draw
+        pieces = _redraw(spec, pool, lambda: draw(pool, clients, rng), benchmark.minimum)
+    elif name == "labels":
         per_client, *caps = (_whole(text, spec) for text in arguments)
         cap = caps[0] if caps else None
         pieces = partitioners.by_labels(spec, per_client, pool, clients, rng)
@@ -158,12 +163,15 @@ def split(
                 f"{dataset.name}; it needs {MINIMUM_TRAIN} to train on and {MINIMUM_TEST} to test. "
                 "Use fewer clients."
             )
+    if benchmark is not None and benchmark.test and pool.held_out is None:
+        parted = (published.test_apart(piece, benchmark.test, rng) for piece in pieces)
+        return [_as_split(*each) for each in parted]
     return [_train_and_test(piece, pool, cap, rng, test, fold) for piece in pieces]
 
 
 def notes(spec: str, splits: list[Split], dataset: Dataset) -> list[str]:
     """Notes about a split for readers of the results."""
-    found = []
+    found = published.note(spec, len(splits))
     names = _pool(dataset, spec).names
     if spec == "shared-normal" and partitioners.normal_class(names) is None:
         found.append(f"No class is named normal; shared-normal shares the first, {names[0]!r}.")
@@ -216,7 +224,8 @@ def _labels(dataset: Dataset) -> Indices:
 
 def _pool(dataset: Dataset, name: str) -> Pool:
     """Test points are marked where the data or the protocol keep them apart."""
-    apart = dataset.held_out is not None and (dataset.keep_split or name == "shared-normal")
+    protocol = name == "shared-normal" or name.startswith("niid-")
+    apart = dataset.held_out is not None and (dataset.keep_split or protocol)
     return Pool(
         dataset.name,
         _labels(dataset),
@@ -263,12 +272,20 @@ def _concentration(text: str, spec: str) -> float:
     return number
 
 
-def _redraw(spec: str, pool: Pool, draw: Callable[[], list[Indices]]) -> list[Indices]:
+def _redraw(
+    spec: str, pool: Pool, draw: Callable[[], list[Indices]], minimum: int = 0
+) -> list[Indices]:
     """Draw until every client has the minimum."""
     for _ in range(DRAWS):
         pieces = draw()
-        if all(_enough(piece, pool) for piece in pieces):
+        if all(_enough(piece, pool) and len(piece) >= minimum for piece in pieces):
             return pieces
+    if minimum:
+        raise UserError(
+            f"Partition {spec!r} left a client with fewer than {minimum} points of {pool.name} in "
+            f"each of {DRAWS} draws. Use fewer clients, or dirichlet:A or labels:C, which ask for "
+            "less."
+        )
     raise UserError(
         f"Partition {spec!r} left a client with fewer than {MINIMUM_TRAIN} training points and "
         f"{MINIMUM_TEST} test point in each of {DRAWS} draws. Use a larger A or fewer clients."

@@ -46,7 +46,7 @@ def mix(points: Indices, pool: Pool) -> Indices:
     return points[np.argsort(place, kind="stable")]
 
 
-def _points(pool: Pool, label: int, rng: np.random.Generator) -> Indices:
+def points_of(pool: Pool, label: int, rng: np.random.Generator) -> Indices:
     """All points of a label in random order."""
     return mix(rng.permutation(np.flatnonzero(pool.labels == label)), pool)
 
@@ -72,7 +72,7 @@ def shards(
     train: list[list[Indices]] = [[] for _ in range(clients)]
     test: list[list[Indices]] = [[] for _ in range(clients)]
     for label in range(pool.classes):
-        points = _points(pool, label, rng)
+        points = points_of(pool, label, rng)
         sharers = range(0 if label < first_half else 1, clients, 2)
         if pool.held_out is None:
             mine = _equal(name, label, pool, points, "points", sum(counts), len(sharers))
@@ -125,7 +125,7 @@ def by_labels(
             used[label] += 1
     pieces: list[list[Indices]] = [[] for _ in range(clients)]
     for label, sharers in enumerate(owners):
-        points = _points(pool, label, rng)
+        points = points_of(pool, label, rng)
         if len(points) < len(sharers):
             raise UserError(
                 f"Partition {spec!r}: label {label} of {pool.name} has {len(points)} points "
@@ -137,7 +137,7 @@ def by_labels(
     return [np.concatenate(parts) for parts in pieces]
 
 
-def _cut(points: Indices, proportions: npt.NDArray[np.float64]) -> list[Indices]:
+def cut(points: Indices, proportions: npt.NDArray[np.float64]) -> list[Indices]:
     ends = (np.cumsum(proportions)[:-1] * len(points)).astype(np.int64)
     return np.split(points, ends)
 
@@ -147,7 +147,7 @@ def dirichlet(
 ) -> list[Indices]:
     """Label skew: each label has its own proportions."""
     parts = [
-        _cut(_points(pool, label, rng), rng.dirichlet(np.full(clients, concentration)))
+        cut(points_of(pool, label, rng), rng.dirichlet(np.full(clients, concentration)))
         for label in np.unique(pool.labels)
     ]
     return [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
@@ -157,7 +157,7 @@ def quantity(
     pool: Pool, clients: int, concentration: float, rng: np.random.Generator
 ) -> list[Indices]:
     """Quantity skew: the same mixture of labels everywhere, different sizes."""
-    return _cut(_all(pool, rng), rng.dirichlet(np.full(clients, concentration)))
+    return cut(_all(pool, rng), rng.dirichlet(np.full(clients, concentration)))
 
 
 def shared_normal(pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
@@ -174,9 +174,9 @@ def shared_normal(pool: Pool, clients: int, rng: np.random.Generator) -> list[In
         )
     shared = normal_class(pool.names) or 0
     first, second = (label for label in range(3) if label != shared)
-    halves = np.array_split(_points(pool, shared, rng), 2)
+    halves = np.array_split(points_of(pool, shared, rng), 2)
     return [
-        np.concatenate([_points(pool, label, rng), half])
+        np.concatenate([points_of(pool, label, rng), half])
         for label, half in zip((first, second), halves, strict=True)
     ]
 

@@ -32,7 +32,7 @@ import torch
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.shown import say, say_note
-from corefed.base.types import Tree, Work
+from corefed.base.types import Tree
 from corefed.federation import asked, audit, evaluating, keeping, limits, wire
 from corefed.federation.asked import Asked
 from corefed.federation.limits import LimitError, TimeUpError, time_limit
@@ -53,6 +53,7 @@ from corefed.federation.trust.privacy import SpentError
 from corefed.federation.trust.terms import Terms, TermsError, terms_of
 from corefed.settings.run import Experiment
 from corefed.training import client_side
+from corefed.training.augmenting import work_of
 from corefed.training.calibration import Temperatures
 
 FAILED = "The client cannot do the task; its own log says why."
@@ -167,7 +168,7 @@ def _work(task: Task, context: TaskContext) -> tuple[Tree, Tree, dict[str, Any]]
         private,
         context.train,
         Streams([Who(context.seed, task.client)], task.round, context.device),
-        Work(run.local_steps, run.batch_size),
+        work_of(run, context.train.x.shape[2:]),
     )
     message = {name: value[0].cpu() for name, value in trained.message.items()}
     after = {name: value.cpu() for name, value in trained.private.items()}

@@ -24,6 +24,7 @@ from corefed.federation.told import Told
 from corefed.federation.waiting import Strikes
 from corefed.settings import config
 from corefed.settings.run import OWN_NOISE, Experiment, Noise, Run, Scaling, default_scale
+from corefed.training.augmenting import work_of
 
 AGREEMENT = "agreement.json"
 
@@ -174,6 +175,7 @@ def complete_experiment(
     run = dataclasses.replace(
         wanted.run, partition="natural", device="cpu", model=model, scale=scale
     )
+    work_of(run, agreement.shape)  # refuses to augment what are no images
     if told is not None and told.classes_left_out:
         run = dataclasses.replace(run, classes=agreement.classes)
     asked = Noise(run.noise, run.learn_noise)

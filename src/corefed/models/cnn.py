@@ -3,8 +3,9 @@
     h_0 = x,   h_l = relu(pool(conv_l(h_{l-1}))),   then an MLP on the flattened last h
 
 with 3 x 3 convolutions that keep the size, and 2 x 2 max-pooling while there is something to pool.
-There are no batch statistics, which have no meaning for a posterior over weights. Parameters lie in
-the order of an nn.Sequential of the same layers.
+Networks of published benchmarks have 5 x 5 convolutions of whole neighbourhoods only, which take
+four pixels off each side (`PUBLISHED`). There are no batch statistics, which have no meaning for a
+posterior over weights. Parameters lie in the order of an nn.Sequential of the same layers.
 
 Every client and draw is a network with its own kernels. The fastest way to convolve for all of them
 depends on the device (32-64-64 channels, 10 clients, 100 images of 32 x 32, forward and backward,
@@ -40,6 +41,9 @@ from corefed.models.network import Forward, Head, Model, mlp, scale_for
 SMALLEST = 8
 """Pixels that an image must have along each side."""
 
+FIVE_BY_FIVE = 16
+"""The same for two 5 x 5 convolutions without padding: 16, 12, 6, 2, 1."""
+
 STD = 0.1
 """The initial_std that stands for He's initial weights, N(0, 2 / fan-in)."""
 
@@ -58,6 +62,35 @@ class Layer(NamedTuple):
     inputs: int
     outputs: int
     pooled: bool
+    kernel: int = 3
+    padding: int = 1
+
+
+class Sizes(NamedTuple):
+    """What a network with a name of its own is made of."""
+
+    channels: tuple[int, ...]
+    hidden: tuple[int, ...]
+    kernel: int = 5
+    padding: int = 0
+
+
+PUBLISHED = {
+    "cnn-pfllib": Sizes((32, 64), (512,)),
+    "cnn-niid": Sizes((6, 16), (120, 84)),
+}
+"""PFLlib's "4-layer CNN", and that of NIID-Bench."""
+
+
+def published(name: str, shape: tuple[int, int, int], likelihood: Likelihood) -> Model:
+    """A network of a published benchmark, by its name."""
+    channels, hidden, kernel, padding = PUBLISHED[name]
+    if min(shape[1:]) < FIVE_BY_FIVE:
+        raise UserError(
+            f"Images of {shape[1]} x {shape[2]} pixels are too small for {name}, which needs "
+            f"{FIVE_BY_FIVE} x {FIVE_BY_FIVE}; use model=cnn."
+        )
+    return cnn(shape, channels, hidden, likelihood, kernel=kernel, padding=padding)
 
 
 def cnn(
@@ -65,6 +98,9 @@ def cnn(
     channels: Sequence[int],
     hidden: Sequence[int],
     likelihood: Likelihood,
+    *,
+    kernel: int = 3,
+    padding: int = 1,
 ) -> Model:
     """A network for images [channels, height, width]; a flat x is reshaped.
 
@@ -82,16 +118,20 @@ def cnn(
     layers: list[Layer] = []
     activation = math.prod(shape)
     for inputs, outputs in pairwise((shape[0], *channels)):
+        height, width = (side + 2 * padding - kernel + 1 for side in (height, width))
         pooled = min(height, width) > 1
-        layers.append(Layer(inputs, outputs, pooled))
+        layers.append(Layer(inputs, outputs, pooled, kernel, padding))
         activation += 2 * outputs * height * width  # the convolution, and what pooling makes of it
         height, width = (height // 2, width // 2) if pooled else (height, width)
     flat = channels[-1] * height * width
     top = mlp((flat, *hidden, likelihood.outputs), likelihood)
     assert top.head is not None
     head = top.head
+    square = kernel**2
     lengths = [
-        length for layer in layers for length in (9 * layer.inputs * layer.outputs, layer.outputs)
+        length
+        for layer in layers
+        for length in (square * layer.inputs * layer.outputs, layer.outputs)
     ]
     below = sum(lengths)
 
@@ -107,7 +147,7 @@ def cnn(
         output = torch.cat([follow(rest, way(layers, parts, block)) for block in blocks], 2)
         return output.view(*theta.shape[:2], *output.shape[2:])
 
-    fan_ins = [*(9 * layer.inputs for layer in layers), flat, *hidden]
+    fan_ins = [*(square * layer.inputs for layer in layers), flat, *hidden]
     fan_outs = [*channels, *hidden, likelihood.outputs]
     sizes = [(fan_in + 1) * fan_out for fan_in, fan_out in zip(fan_ins, fan_outs, strict=True)]
 
@@ -166,7 +206,8 @@ def grouped(layers: Sequence[Layer], parts: Sequence[Tensor], images: Tensor) ->
 
 
 def _layer(layer: Layer, h: Tensor, kernel: Tensor, bias: Tensor, groups: int) -> Tensor:
-    h = F.conv2d(h, kernel.reshape(-1, layer.inputs, 3, 3), bias, padding=1, groups=groups)
+    square = kernel.reshape(-1, layer.inputs, layer.kernel, layer.kernel)
+    h = F.conv2d(h, square, bias, padding=layer.padding, groups=groups)
     # ReLU after pooling is the same as before, on a quarter of the numbers.
     return (F.max_pool2d(h, 2) if layer.pooled else h).relu()
 

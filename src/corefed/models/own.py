@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from corefed.base.errors import UserError, did_you_mean
-from corefed.models import network
+from corefed.models import cnn, network, resnet
 from corefed.models.checks import (
     Point,
     drops_out,
@@ -55,7 +55,7 @@ COPIES = 8 * 2 * 4
 HE = 6**0.5
 """From the size of torch's initial weights, 1 / sqrt(3 inputs), to He's, sqrt(2 / inputs)."""
 
-BUILT_IN = ("auto", "mlp", "cnn", *SERIES)
+BUILT_IN = ("auto", "mlp", "cnn", *cnn.PUBLISHED, resnet.NAME, *SERIES)
 """Values of the setting `model` that are not the user's own code."""
 
 

@@ -42,15 +42,21 @@ OWN_NOISE = Noise(0.5, True)
 Scaling = Literal["auto", "unit", "standard", "features", "client"]
 Embedding = Literal["auto", "efficientnet-lite0", "resnet18", "none"]
 
-MODELS = ("auto", "mlp", "cnn", "lstm", "gru", "cnn1d", "transformer")
+CONVOLUTIONAL = ("cnn", "cnn-pfllib", "cnn-niid", "resnet")
+"""Values of `model` for images."""
+
+SERIES = ("lstm", "gru", "cnn1d", "transformer")
+"""Values of `model` for series."""
+
+MODELS = ("auto", "mlp", *CONVOLUTIONAL, *SERIES)
 """Values of `model` that are not the user's own code."""
 
 
 def default_scale(model: str) -> Scaling:
     """What scale=auto means for points that are no rows of a table, by the network."""
-    if model in MODELS[3:]:
+    if model in SERIES:
         return "features"  # channels of a series have units of their own
-    return "standard" if model == "cnn" else "unit"
+    return "standard" if model in CONVOLUTIONAL else "unit"
 
 
 CHANNELS = Range(lambda v: len(v) > 0 and min(v) >= 1, "one or more widths of at least 1")
@@ -130,14 +136,18 @@ class Run:
     cohort: NotNegativeInt = 0
     """Clients drawn for each round (S); 0 takes all."""
     model: str = "auto"
-    """The network: mlp (fully connected), cnn (convolutional, for images), lstm, gru, cnn1d or
-    transformer (for series: columns are steps), or one of your own by package.module:factory; auto
-    is cnn for CIFAR-10 and for folders of images that are not embedded, else mlp."""
+    """The network: mlp (fully connected), cnn (convolutional, for images), resnet (residual, with
+    group norm), cnn-pfllib or cnn-niid (those of the benchmarks, with their own sizes), lstm, gru,
+    cnn1d or transformer (for series: columns are steps), or one of your own by
+    package.module:factory; auto is cnn for CIFAR-10 and for folders of images that are not
+    embedded, else mlp."""
     channels: Annotated[tuple[int, ...], CHANNELS] = (32, 64, 64)
-    """Channels of the convolutions of a cnn or cnn1d, each followed by pooling."""
+    """Channels of the convolutions of a cnn or cnn1d, each followed by pooling; of a resnet, those
+    of its blocks."""
     hidden: Annotated[tuple[int, ...], WIDTHS] = (100,)
     """Widths of the hidden layers, in a cnn or cnn1d those after the convolutions; empty: none.
-    lstm, gru: one recurrent layer per width. transformer: one block per width, all the same."""
+    lstm, gru: one recurrent layer per width. transformer: one block per width, all the same. A
+    resnet has none."""
     class_weights: str = "none"
     """Classification: weight of a point in the likelihood by its class. balanced: in inverse
     proportion to the number of training points of the class, over all clients; or numbers,
@@ -150,7 +160,12 @@ class Run:
     scale: Scaling = "auto"
     """Features as they are (unit), or centred and divided by the standard deviation of training
     points: one for all (standard), each feature's own (features), or each client's own (client).
-    auto is features for tables and rows of numbers in .npz, standard for a cnn, unit otherwise."""
+    auto is features for tables and rows of numbers in .npz, standard for a cnn or resnet, unit
+    otherwise."""
+    augment: Literal["off", "crops", "flips", "crops+flips"] = "off"
+    """Images of minibatches shifted by up to an eighth of a side (crops), mirrored from left to
+    right (flips), or both, drawn anew for every step. Images are selected and tested as they are.
+    """
     device: str = "auto"
     """Where to compute: auto, cpu, cuda or cuda:INDEX."""
     runtime: Literal["vmap", "loop"] = "vmap"

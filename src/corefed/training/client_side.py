@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.types import ClientData, Method, Tree, Work
-from corefed.bayes.batches import Plan, gather, noises, plan
+from corefed.base.types import Augment, ClientData, Method, Tree, Work
+from corefed.bayes.batches import Plan, changing, gather, noises, plan
 
 SUBSET = "subset."
 """Prefix of a subset's tensors in a client's private state."""
@@ -49,26 +49,32 @@ TakeSteps = Callable[[Method, Tree, Points, Streams, int], tuple[Tree, Tensor]]
 """(method, working, points, streams, steps) -> (working, summed losses [C])."""
 
 
-def one_by_one(batch: int) -> TakeSteps:
-    """Local steps as the method writes them, on minibatches of this size."""
+def one_by_one(work: Work) -> TakeSteps:
+    """Local steps as the method writes them, on minibatches as `work` has them."""
 
     def take(
         method: Method, working: Tree, points: Points, streams: Streams, steps: int
     ) -> tuple[Tree, Tensor]:
         data, weight, sizes = points
-        chosen = plan(data, weight, streams, steps, batch, method.traits.batches, sizes)
-        return step_by_step(method, working, data, chosen, streams)
+        chosen = plan(data, weight, streams, steps, work.batch, method.traits.batches, sizes)
+        chosen = changing(chosen, work.augment, streams)
+        return step_by_step(method, working, data, chosen, streams, work.augment)
 
     return take
 
 
 def step_by_step(
-    method: Method, working: Tree, data: ClientData, chosen: Plan, streams: Streams
+    method: Method,
+    working: Tree,
+    data: ClientData,
+    chosen: Plan,
+    streams: Streams,
+    augment: Augment | None = None,
 ) -> tuple[Tree, Tensor]:
     """The steps of a plan: the working state after them, and the summed losses [C]."""
     loss = torch.zeros(len(data.weight), device=data.weight.device)
     noise = noises(streams, method.noise, chosen.at.shape[1] // chosen.each)
-    for minibatch in gather(data, chosen):
+    for minibatch in gather(data, chosen, augment):
         working, info = method.step(working, minibatch, next(noise))
         loss += info["loss"]
     return working, loss
@@ -89,7 +95,7 @@ def train(
     `take_steps` is how steps are taken; one by one where it is not given. `sizes` are the clients'
     numbers of points, where they are known: reading them from a GPU takes time.
     """
-    take_steps = take_steps or one_by_one(work.batch)
+    take_steps = take_steps or one_by_one(work)
     own, state = _own(private), {name: v.clone() for name, v in _state(private).items()}
     subset, weight = method.subset, data.weight
     working = method.begin(broadcast, own, data, streams)

@@ -30,7 +30,8 @@ from corefed.base import philox
 from corefed.base.rng import Streams
 from corefed.base.shown import say
 from corefed.base.types import Batch, ClientData, Method, Tree, Work
-from corefed.bayes.batches import noises, plan
+from corefed.bayes import augment as augmenting
+from corefed.bayes.batches import changing, noises, plan
 from corefed.training.client_side import Points, TakeSteps, step_by_step
 
 Build = Callable[[Mapping[str, Tensor]], Method]
@@ -73,11 +74,14 @@ class Steps:
             data, weight, sizes = points
             each = method.traits.batches
             chosen = plan(data, weight, streams, steps, self.work.batch, each, sizes)
+            augment = self.work.augment
+            chosen = changing(chosen, augment, streams)
             if self.given_up:
-                return step_by_step(method, working, data, chosen, streams)
+                return step_by_step(method, working, data, chosen, streams, augment)
             width = min(self.work.batch, -(-chosen.at.shape[-1] // WIDTH) * WIDTH)
             padding = (0, max(0, width - chosen.at.shape[-1]))
             at, scale = pad(chosen.at, padding), pad(chosen.scale, padding)
+            words = None if chosen.words is None else pad(chosen.words, padding)
             example = Example(working, data, at.shape[-1] * each, method.noise, everyone)
             try:
                 program = self._program(settings, example)
@@ -85,9 +89,9 @@ class Steps:
                 raise
             except Exception as error:  # of the compiler, which meets any user's network here
                 self._give_up(error)
-                return step_by_step(method, working, data, chosen, streams)
+                return step_by_step(method, working, data, chosen, streams, augment)
             program.load(settings, working, data, tuple(rows))
-            program.run(at, scale, streams, steps)
+            program.run(at, scale, words, streams, steps)
             return dict(program.working), program.loss
 
         return take
@@ -110,7 +114,7 @@ class Steps:
                 return self._programs[own]
             while len(self._programs) >= MOST * max(1, threading.active_count()):
                 self._programs.pop(next(iter(self._programs)))
-            program = _Program(settings, example, self.work.steps)
+            program = _Program(settings, example, self.work)
             if key not in self._calls:
                 self._calls[key] = program.traced(settings.build, fuse=self.fuse)
             program.prepare(self._calls[key])
@@ -131,9 +135,10 @@ class Example(NamedTuple):
 class _Program:
     """The step of clients of one shape, and the tensors that it reads and writes."""
 
-    def __init__(self, settings: Settings, example: Example, most: int) -> None:
+    def __init__(self, settings: Settings, example: Example, work: Work) -> None:
         working, data, width, noise, everyone = example
-        clients, device = len(data.weight), data.weight.device
+        clients, device, most = len(data.weight), data.weight.device, work.steps
+        self.augment = work.augment
         self.noise_shape = noise
         self.working = {name: value.clone() for name, value in working.items()}
         self.settings = {
@@ -144,6 +149,7 @@ class _Program:
         self._load_settings(settings)
         self.index = torch.zeros(most, clients * width, dtype=torch.int64, device=device)
         self.scale = torch.zeros(most, clients, width, dtype=data.weight.dtype, device=device)
+        self.words = [torch.zeros_like(self.index)] if work.augment is not None else []
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.noise = torch.zeros(clients, *noise, device=device)
         self.loss = torch.zeros(clients, dtype=data.weight.dtype, device=device)
@@ -189,11 +195,16 @@ class _Program:
             else:
                 self.settings[name].fill_(value)
 
-    def run(self, index: Tensor, scale: Tensor, streams: Streams, steps: int) -> None:
-        """Take the steps whose minibatches these are, [C, steps each, b]."""
+    def run(
+        self, index: Tensor, scale: Tensor, words: Tensor | None, streams: Streams, steps: int
+    ) -> None:
+        """Take the steps whose minibatches these are, [C, steps each, b]; `words` change images."""
         rows = (index.flatten(1) + self.offsets).view(len(index), steps, -1).movedim(1, 0)
         self.index[:steps].copy_(rows.flatten(1))
         self.scale[:steps].copy_(scale.view(len(index), steps, -1).movedim(1, 0))
+        for own in self.words:
+            assert words is not None
+            own[:steps].copy_(words.view(len(index), steps, -1).movedim(1, 0).flatten(1))
         self.step.zero_()
         self.loss.zero_()
         if self.graph is None:
@@ -216,7 +227,7 @@ class _Program:
         """What the step reads and writes."""
         return [
             *self.settings.values(), *self.working.values(), self.x, self.y, self.index,
-            self.scale, self.step, self.noise, self.loss,
+            self.scale, self.step, self.noise, self.loss, *self.words,
         ]  # fmt: skip
 
     def traced(self, build: Build, *, fuse: bool) -> Callable[..., Any]:
@@ -226,11 +237,14 @@ class _Program:
         def body(*arguments: Tensor) -> tuple[Tensor]:
             many = len(self.settings)
             settings, working = arguments[:many], arguments[many : many + len(names)]
-            x, y, index, scale, step, noise, loss = arguments[many + len(names) :]
+            x, y, index, scale, step, noise, loss, *words = arguments[many + len(names) :]
             method = build(dict(zip(self.settings, settings, strict=True)))
             rows = index.index_select(0, step).flatten()
+            points = x.index_select(0, rows).unflatten(0, (clients, -1))
+            if self.augment is not None:
+                points = augmenting.apply(self.augment, points, words[0].index_select(0, step))
             batch = Batch(
-                x.index_select(0, rows).unflatten(0, (clients, -1)),
+                points,
                 y.index_select(0, rows).unflatten(0, (clients, -1)),
                 scale.index_select(0, step).squeeze(0),
             )

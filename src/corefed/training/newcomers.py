@@ -30,13 +30,14 @@ import torch
 from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
-from corefed.base.types import ClientData, Method, Tree, Update, Work
+from corefed.base.types import Augment, ClientData, Method, Tree, Update, Work
 from corefed.data.clients import FederatedData
 from corefed.methods import registry
 from corefed.models.network import Model
 from corefed.settings.config import check, to_dict
 from corefed.settings.run import LOCAL, Experiment
 from corefed.training import calibration, client_side, cost, local, reach, shrinking, summaries
+from corefed.training.augmenting import work_of
 from corefed.training.calibration import Temperatures
 from corefed.training.evaluate import Evaluation, evaluate
 from corefed.training.fitted import Fitted
@@ -84,13 +85,14 @@ def adapt(
     who: Sequence[Who],
     rounds: Sequence[int],
     batch: int,
+    augment: Augment | None = None,
 ) -> Iterator[client_side.Trained]:
     """Rounds of C newcomers, from a server that does not change."""
     broadcast = {name: value.expand(len(who), *value.shape) for name, value in server.items()}
     private = client_side.start(method, broadcast, data)
     for t, steps in enumerate(rounds):
         streams = Streams(who, t, data.weight.device)
-        work = Work(steps, batch)
+        work = Work(steps, batch, augment)
         trained = client_side.train(method, broadcast, private, data, streams, work)
         private = trained.private
         yield trained
@@ -101,8 +103,8 @@ class Joining:
 
     def __init__(self, setup: Setup, server: Tree, who: Who, plan: Sequence[int]) -> None:
         self.setup = setup
-        batch = setup.experiment.run.batch_size
-        self.rounds = adapt(setup.method, server, setup.clients.data, [who], plan, batch)
+        work, data = setup.clients.work, setup.clients.data
+        self.rounds = adapt(setup.method, server, data, [who], plan, work.batch, work.augment)
 
     def train(self, t: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]) -> Answer:
         method = self.setup.method
@@ -209,16 +211,18 @@ def join(
         validation=_validation_share(data),
         rounds=len(plan), local_steps=plan[0], seeds=(who.seed,), device=str(place),
     )  # fmt: skip
+    work = work_of(run, data.train.x.shape[2:], experiment.run.data)
     experiment = dataclasses.replace(experiment, run=run)
     T = _known_temperatures(run.calibrate, model.models, g)
     if share is None:
         share = shrinking.fit(
             method, server, data.train, who,
-            lambda points, each: adapt(method, server, points, each, plan, run.batch_size),
+            lambda points, each: adapt(
+                method, server, points, each, plan, work.batch, work.augment
+            ),
             run.evaluate_draws, data.classes, (T.get("global", 1.0), T.get("personal", 1.0)),
         ).share  # fmt: skip
     method = shrinking.shrunk(method, share)
-    work = Work(plan[0], run.batch_size)
     clients = local.LocalClients(method, data.train, run.seeds, [server], work, 1)
     setup = Setup(experiment, data, made, method, clients, [server])
     tested = bool((data.test.weight > 0).any())
@@ -312,7 +316,8 @@ def _compare(setup: Setup, server: Tree, who: Who, plan: Sequence[int], line: Li
     run, data = setup.experiment.run, setup.data
     method, start = _alone(setup.experiment, setup.model, server, who.seed)
     clients = local.LocalClients(method, data.train, run.seeds, [start], setup.clients.work, 1)
-    for trained in adapt(method, start, data.train, [who], plan, run.batch_size):
+    augment = setup.clients.work.augment
+    for trained in adapt(method, start, data.train, [who], plan, run.batch_size, augment):
         clients.private = trained.private
     for name, value in _metrics(setup, method, clients, start).metrics[0].items():
         if name.startswith("personal_"):

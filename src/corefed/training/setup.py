@@ -21,15 +21,16 @@ from corefed.data.clients import FederatedData, federate, stack
 from corefed.data.dataset import Dataset
 from corefed.data.table import Settings
 from corefed.methods import registry
-from corefed.models import cnn, own
+from corefed.models import cnn, own, resnet
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.models.network import PIXELS, STANDARDISED, Model, mlp
 from corefed.models.own import Factory
 from corefed.models.series import SERIES, Series
 from corefed.settings import class_weights
 from corefed.settings.config import check_cohort
-from corefed.settings.run import MEMORY, OWN, Experiment, Run, default_scale
+from corefed.settings.run import CONVOLUTIONAL, MEMORY, OWN, Experiment, Run, default_scale
 from corefed.training import compiling, local, others, storing, variants
+from corefed.training.augmenting import work_of
 from corefed.training.compiled import Steps
 from corefed.training.store import Start, Store
 
@@ -152,7 +153,7 @@ def prepare(
         for seed in run.seeds
     ]
     chunk = stacked_clients(run, model, method, servers[0], data.train)
-    work = Work(run.local_steps, run.batch_size)
+    work = work_of(run, data.train.x.shape[2:])
     said = [*model.notes, *others.note(method, clients), *([remark] if remark else [])]
 
     def choose(start: Start, total: int) -> Store:
@@ -164,7 +165,7 @@ def prepare(
         method, data.train, run.seeds, servers, work, chunk,
         method_at=variants.methods(run, [experiment.settings], model, device),
         choose=choose, first=here.start,
-        compiled=compiled_steps(run, [experiment.settings], model),
+        compiled=compiled_steps(run, [experiment.settings], model, work),
     )  # fmt: skip
     for note in said:
         say_note(note)
@@ -173,12 +174,12 @@ def prepare(
 
 
 def compiled_steps(
-    run: Run, many: Sequence[DataclassInstance], model: Model
+    run: Run, many: Sequence[DataclassInstance], model: Model, work: Work
 ) -> local.Compiled | None:
     """Steps of runs with these settings as compiled programs; None: one by one."""
     if run.compile not in ("on", "graph"):
         return None
-    steps = Steps(Work(run.local_steps, run.batch_size), fuse=run.compile == "on")
+    steps = Steps(work, fuse=run.compile == "on")
     return local.Compiled(steps, variants.step_settings(run, many, model))
 
 
@@ -306,8 +307,12 @@ def network(
             batch=run.batch_size,
             factory=factory,
         )
-    if run.model == "cnn":
+    if run.model in CONVOLUTIONAL:
         image = cnn.image_shape(torch.Size(shape), run.data)
+        if run.model == resnet.NAME:
+            return resnet.resnet(image, run.channels, likelihood)
+        if run.model in cnn.PUBLISHED:
+            return cnn.published(run.model, image, likelihood)
         return cnn.cnn(image, run.channels, run.hidden, likelihood)
     standardised = run.scale in ("standard", "features", "client")
     mean_square = STANDARDISED if standardised else PIXELS

@@ -20,7 +20,7 @@ from torch import Tensor
 from corefed.base import rng
 from corefed.base.passes import FORWARD
 from corefed.base.rng import SERVER, Streams, Who
-from corefed.base.types import ClientData, Tree, Update, Work
+from corefed.base.types import ClientData, Tree, Update
 from corefed.data.preparation import TargetUnit
 from corefed.methods import registry
 from corefed.training import local, variants
@@ -51,7 +51,7 @@ class Together:
             _repeat(setup.data.train, len(settings)),
             run.seeds * len(settings),
             self.servers,
-            Work(run.local_steps, run.batch_size),
+            setup.clients.work,
             self._chunk(),
             method_at=self._method_at(),
             compiled=self._compiled(),
@@ -152,7 +152,8 @@ class Together:
         )  # fmt: skip
 
     def _compiled(self) -> local.Compiled | None:
-        return compiled_steps(self.setup.experiment.run, self.settings, self.setup.model)
+        setup = self.setup
+        return compiled_steps(setup.experiment.run, self.settings, setup.model, setup.clients.work)
 
     def _method_at(self) -> variants.MethodAt:
         run = self.setup.experiment.run

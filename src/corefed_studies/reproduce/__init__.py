@@ -21,7 +21,7 @@ from corefed_studies import pages
 class Study(NamedTuple):
     """Where an experiment is, and which options of the command line it takes."""
 
-    module: str
+    module: str  # in this package, or with the name of its own
     function: str
     description: str
     folder: str = ""  # whose runs it uses; empty: its own
@@ -29,6 +29,7 @@ class Study(NamedTuple):
 
 
 TABLE = ("jobs", "results", "page")
+LEADERS = (*TABLE, "minutes")
 
 NAMES = {
     "table1": Study("table1", "reproduce", "every method on MNIST, Fashion-MNIST, CIFAR-10",
@@ -54,6 +55,17 @@ NAMES = {
                       options=("results", "page")),
     "rates": Study("rates.study", "reproduce", "error against points, beside the rate of Theorem 2",
                    options=TABLE),
+    "pfllib": Study("corefed_studies.leaders.study", "reproduce",
+                    "the field's leaders on PFLlib's setting", folder="leaders", options=LEADERS),
+    "niid-bench": Study("corefed_studies.leaders.study", "reproduce",
+                        "shared models on NIID-Bench's settings", folder="leaders",
+                        options=LEADERS),
+    "own-problems": Study("corefed_studies.leaders.study", "reproduce",
+                          "the leaders on shards-medium and the chest X-rays", folder="leaders",
+                          options=LEADERS),
+    "cifar10": Study("corefed_studies.leaders.study", "reproduce",
+                     "CIFAR-10, a residual network with crops and flips, 300 rounds",
+                     folder="leaders", options=LEADERS),
 }  # fmt: skip
 
 
@@ -72,7 +84,9 @@ def main(name: str, scale: str, out: Path | None = None, **options: object) -> N
     new = not folder.exists()
     pages.make(folder)
     console = Console(stderr=True)
-    function = getattr(import_module(f"corefed_studies.reproduce.{entry.module}"), entry.function)
+    place = entry.module if entry.module.startswith("corefed_studies.") else None
+    module = import_module(place or f"corefed_studies.reproduce.{entry.module}")
+    function = getattr(module, entry.function)
     try:
         function(name, scale, folder, console, **given)
     except UserError:

@@ -121,7 +121,7 @@ def _data(model: Fitted, g: int, client: str | None, preparation: Preparation) -
 
 def _method(model: Fitted, kind: str, about: dict[str, Any]) -> list[str]:
     values = to_dict(model.experiment)
-    convolves = values["model"] in ("cnn", "cnn1d")
+    convolves = values["model"] in ("cnn", "cnn1d", "resnet")
     run = {name: values[name] for name in SHOWN if name != "channels" or convolves}
     own = {k: v for k, v in values.items() if k in to_flat(model.experiment.settings)}
     rows = [[name, code(value)] for name, value in {**run, **own, "seed": about["seed"]}.items()]

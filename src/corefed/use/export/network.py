@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from corefed.base.types import Tree
-from corefed.models import cnn
+from corefed.models import cnn, resnet
 from corefed.models.checks import Point
 from corefed.models.own import Factory, make_module
 from corefed.models.series import SERIES, Series
@@ -94,9 +94,20 @@ def network(
             f"network = {series!r}({list(shape)!r}, {outputs})"
         )
         return ExportedNetwork(module, code)
+    if run.model == resnet.NAME:
+        with torch.random.fork_rng(devices=[]):  # these weights are replaced
+            residual = resnet.Residual(shape, run.channels, outputs)
+        code = (
+            "from corefed.models.resnet import Residual\n\n"
+            f"network = Residual({list(shape)!r}, {tuple(run.channels)!r}, {outputs})"
+        )
+        return ExportedNetwork(residual.eval(), code)
     hidden = [growth * width for width in run.hidden]
-    if run.model == "cnn":
-        layers = convolutional(shape, run.channels, hidden, outputs)
+    if run.model in cnn.PUBLISHED:
+        layers = convolutional(shape, cnn.PUBLISHED[run.model], outputs)
+    elif run.model == "cnn":
+        sizes = cnn.Sizes(tuple(run.channels), tuple(hidden), kernel=3, padding=1)
+        layers = convolutional(shape, sizes, outputs)
     else:
         layers = [ExportedLayer("Flatten"), *dense((math.prod(shape), *hidden, outputs))]
     with torch.random.fork_rng(
@@ -118,15 +129,16 @@ def dense(widths: Sequence[int]) -> list[ExportedLayer]:
     return layers[:-1]  # no ReLU after the last
 
 
-def convolutional(
-    shape: Sequence[int], channels: Sequence[int], hidden: Sequence[int], outputs: int
-) -> list[ExportedLayer]:
+def convolutional(shape: Sequence[int], sizes: cnn.Sizes, outputs: int) -> list[ExportedLayer]:
     """The layers of `cnn.cnn`; flat points are folded up first."""
+    channels, hidden, kernel, padding = sizes
+    options = {"padding": padding} if padding else {}
     image = cnn.image_shape(shape, "this run")
     layers = [] if tuple(shape) == image else [ExportedLayer("Unflatten", (1, image))]
     _, height, width = image
     for ends in pairwise((image[0], *channels)):
-        layers.append(ExportedLayer("Conv2d", (*ends, 3), {"padding": 1}))
+        layers.append(ExportedLayer("Conv2d", (*ends, kernel), options))
+        height, width = (side + 2 * padding - kernel + 1 for side in (height, width))
         if min(height, width) > 1:
             layers.append(ExportedLayer("MaxPool2d", (2,)))
             height, width = height // 2, width // 2
