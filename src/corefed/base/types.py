@@ -110,6 +110,8 @@ class Traits(NamedTuple):
     report: Callable[[Tree], Tree] = lambda private: {}  # numbers per client, [C] each, to record
     mean: Literal["", "equal", "examples"] = ""  # `aggregate` needs no more than the mean of the
     # messages, of clients that count alike or by examples; "": it needs every message
+    restarts: bool = False  # personal models start anew from the broadcast in each round, so that a
+    # newcomer takes all of its steps in one
     stackable: bool = True  # runs that are trained together may differ in settings marked PER_RUN
 
 
