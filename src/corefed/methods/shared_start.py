@@ -29,13 +29,15 @@ R eta c, which a client divides by the R eta of its own last round. A client wit
 newcomer, has no correction.
 
 **The personal model** (`personal=own`) is a second posterior that never leaves the client and goes
-on from round to round. Its objective is that of PFedBayes (Eq. 1) with the shared v for a prior,
+on from round to round. Its objective is that of PFedBayes (Eq. 1) with a prior around the shared
+means mu_v, s = personal_std,
 
-    (1/n_i) [ sum_j w_ij E_q[ -log p_theta(D_ij) ] + personal_zeta KL(q || v) ],
+    (1/n_i) [ sum_j w_ij E_q[ -log p_theta(D_ij) ] + personal_zeta KL(q || N(mu_v, s^2)) ].
 
-on the same minibatches, in one pass with the shared half. `personal=steps` does without: it is what
-a client has after its shared steps. Control variates take out of these what makes them personal, so
-the two do not go together.
+The prior's width is its own: v is a cold posterior of all clients' data, and its width says nothing
+about how far a client is from the others. Both halves take the same minibatches, in one pass.
+`personal=steps` does without: it is what a client has after its shared steps. Control variates take
+out of these what makes them personal, so the two do not go together.
 """
 
 from __future__ import annotations
@@ -55,7 +57,6 @@ from corefed.base.settings import (
     Finite,
     LearningRate,
     NotNegative,
-    Plus,
     Positive,
     PositiveInt,
     Range,
@@ -78,19 +79,21 @@ class Config:
 
     learning_rate: LearningRate = 0.2
     """Step size of the means; with optimizer ivon the part of a Newton step, such as 0.02."""
-    width_rate: Annotated[Positive, RATE, Times(1 / 4, 4)] = 0.01
+    width_rate: Annotated[Positive, RATE] = 0.01
     """Step size of the widths (rho), by Adam; optimizer ivon has none."""
-    zeta: Annotated[Positive, PER_RUN, Times(1 / 10, 10)] = 0.001
+    zeta: Annotated[Positive, PER_RUN] = 0.001
     """Each client's share of the temperature: 1 / clients is Bayes' rule, less a cold posterior."""
-    prior_std: Annotated[Positive, PER_RUN, Times(1 / 4, 4)] = 0.05
+    prior_std: Annotated[Positive, PER_RUN] = 0.05
     """Standard deviation of the prior of every weight, around 0."""
     personal: Literal["own", "steps"] = "own"
     """own: a private posterior with the shared one for a prior. steps: what the shared model is
     after the client's steps, at half the cost."""
-    personal_rate: Annotated[Positive, RATE, Times(1 / 8, 4)] = 0.005
+    personal_rate: LearningRate = 0.012
     """Step size of the personal posterior, by Adam."""
-    personal_zeta: Annotated[NotNegative, PER_RUN, Times(1 / 50, 5)] = 0.01
-    """Weight of KL(q || v): more means less personal."""
+    personal_zeta: Annotated[NotNegative, PER_RUN, Times(1 / 50, 5)] = 0.3
+    """Weight of the personal posterior's KL: more means less personal."""
+    personal_std: Annotated[Positive, PER_RUN] = 0.02
+    """Standard deviation of the personal posterior's prior around the shared means."""
     optimizer: Literal["sgd", "ivon"] = "sgd"
     """Of the shared half. sgd: means by SGD, widths by Adam. ivon: both by natural gradients (Shen
     2024)."""
@@ -106,7 +109,7 @@ class Config:
     """Draws of theta per step (K)."""
     initial_std: Start = 0.1
     """Standard deviation of the initial means."""
-    initial_rho: Annotated[Finite, PER_RUN, Plus(-2, 1)] = -5.0
+    initial_rho: Annotated[Finite, PER_RUN] = -5.0
     """Initial rho of every weight; sigma = softplus(rho)."""
     by_layer: Annotated[bool, ABLATION] = True
     """A layer of more than 100 inputs has smaller initial means and widths and a narrower prior, by
@@ -116,7 +119,9 @@ class Config:
 def idle(config: Config) -> set[str]:
     """Settings that have no effect beside the others."""
     found = {"width_rate"} if config.optimizer == "ivon" else set()
-    return found | ({"personal_rate", "personal_zeta"} if config.personal == "steps" else set())
+    return found | (
+        {"personal_rate", "personal_zeta", "personal_std"} if config.personal == "steps" else set()
+    )
 
 
 def check(config: Config) -> None:
@@ -151,7 +156,8 @@ def build(config: Config, model: Model) -> Method:
         v = broadcast["v"]
         private = {"q": v.clone()}
         if own:
-            private |= _named("q.", personal.init(v))
+            width = gaussian.rho_of(scaled(config.personal_std, v[:, 0])).expand_as(v[:, 1])
+            private = {"q": torch.stack([v[:, 0], width], 1), **_named("q.", personal.init(v))}
         if config.control:  # c_i, and R eta of the last round; 0: it has none
             private |= {"slope": torch.zeros_like(v[:, 0]), "pace": torch.zeros_like(v[:, 0, 0])}
         return private
@@ -207,7 +213,8 @@ def build(config: Config, model: Model) -> Method:
         mu = torch.stack([working["mu"], q[:, 0]], 1)
         sigma = gaussian.sigma(torch.stack([working["rho"], q[:, 1]], 1))
         loss, by_mu, by_sigma = elbo.gradients(model, mu, sigma, batch, noise)
-        kl_mu, kl_sigma = gaussian.kl_grads(q, v, sigma[:, 1], gaussian.sigma(v[:, 1]))
+        prior = scaled(config.personal_std, q[:, 0]).expand_as(q[:, 0])
+        kl_mu, kl_sigma = gaussian.kl_grads(q, v, sigma[:, 1], prior)
         by_rho = gaussian.to_rho(by_sigma[:, 1] + k * kl_sigma, q[:, 1])
         by_rho = by_rho if real is None else by_rho * real
         slope = torch.stack([by_mu[:, 1] + k * kl_mu, by_rho], 1)
