@@ -72,6 +72,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
             "eta_2": 0.001,
             "initial_rho": -3.0,
         },
+        {"optimizer": "ivon", "bayesian": "layer-1", "eta_1": 0.05},
+    ],
+    "shared-start": [
+        {"control": 1.0, "bayesian": "last"},
+        {"optimizer": "ivon", "fusion": "precision", "zeta": 1.0},
     ],
     "bnfed": [
         {"sigma": 0.3, "initial": "shared"},

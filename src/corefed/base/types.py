@@ -120,6 +120,8 @@ class Traits(NamedTuple):
     mean: Literal["", "equal", "examples"] = ""  # `aggregate` needs no more than the mean of the
     # messages, of clients that count alike or by examples; "": it needs every message
     planned: bool = False  # `step` finds working["planned"], [C] the round's number of local steps
+    restarts: bool = False  # personal models start anew from the broadcast in each round, so that a
+    # newcomer takes all of its steps in one
     stackable: bool = True  # runs that are trained together may differ in settings marked PER_RUN
 
 

@@ -48,3 +48,20 @@ def gradient(
     if noise.shape[1] == 1:
         return loss.detach(), by_theta.squeeze(1), by_sigma.squeeze(1)
     return loss.detach(), by_theta.sum(1), by_sigma.sum(1)
+
+
+def gradients(
+    model: Model, mu: Tensor, sigma: Tensor, batch: Batch, noise: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`gradient` of A posteriors of each client in one pass: [C, A], [C, A, P], [C, A, P].
+
+    mu and sigma are [C, A, P]; noise [C, A K, P] has the K draws of the first posterior first.
+    """
+    of = (mu.shape[1], noise.shape[1] // mu.shape[1])  # A, K
+    g = noise.unflatten(1, of)
+    theta = torch.addcmul(mu.unsqueeze(2), sigma.unsqueeze(2), g).requires_grad_()
+    with torch.enable_grad():
+        log_p = model.log_likelihood(theta.flatten(1, 2), batch.x, batch.y)  # [C, A K, b]
+        loss = -(log_p * batch.scale.unsqueeze(1)).sum(-1).unflatten(1, of).mean(-1)
+        (by_theta,) = torch.autograd.grad(loss.sum(), theta)
+    return loss.detach(), by_theta.sum(2), (by_theta * g).sum(2)

@@ -13,6 +13,9 @@ from torch import Tensor
 SIGMA_FLOOR = 1e-6
 """Smallest sigma: with it the KL stays finite in float32, where sigma^2 is a denominator."""
 
+POINT = -30.0
+"""rho of a weight that is a point estimate, as predictions see it: its sigma is the floor."""
+
 
 def sigma(rho: Tensor) -> Tensor:
     """Standard deviation softplus(rho), floored."""
@@ -67,3 +70,11 @@ def widen(v: Tensor, factor: float) -> Tensor:
     if factor == 1.0:
         return v
     return torch.stack([v[..., 0, :], rho_of(sigma(v[..., 1, :]) * factor)], dim=-2)
+
+
+def narrowed(v: Tensor, mask: Tensor | None) -> Tensor:
+    """The posterior in which weights outside of `mask` [P] are points; None: all stay."""
+    if mask is None:
+        return v
+    rho = v[..., 1, :].masked_fill(~mask.to(v.device), POINT)
+    return torch.stack([v[..., 0, :], rho], dim=-2)

@@ -69,14 +69,14 @@ def adam(learning_rate: float | Tensor, scale: Tensor | None = None) -> Optimize
         denominator = torch.sqrt(v, out=gradient).add_(column(correction_2 * EPSILON, p))
         step_size = torch.div(m, denominator, out=gradient).mul_(column(rate, p))
         if scale is not None:
-            step_size.mul_(_on(p.device, scale))
+            step_size.mul_(on_device(p.device, scale))
         p.sub_(step_size)
 
     return Optimizer(init, update)
 
 
 @lru_cache(16)
-def _on(device: torch.device, scale: Tensor) -> Tensor:
+def on_device(device: torch.device, scale: Tensor) -> Tensor:
     """The scale of a network, copied to a device once."""
     return scale.to(device)
 

@@ -22,8 +22,9 @@ The presets differ only in 1:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ from corefed.base.types import ClientData, Method, Subset, Tree, Work, places
 from corefed.bayes import gaussian
 from corefed.bayes.batches import batches, noises
 from corefed.methods import pfedbayes
+from corefed.models.layer_masks import bayesian_entries
 from corefed.models.network import Model
 from corefed.selectors import quality, renewal
 from corefed.selectors.frame import Look, trim
@@ -89,7 +91,31 @@ PRESETS: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
+class OnCoreset(Protocol):
+    """Settings of a method that is put on coresets."""
+
+    @property
+    def fraction(self) -> float: ...
+    @property
+    def selector(self) -> str: ...
+    @property
+    def selection(self) -> Selection: ...
+    @property
+    def renewal(self) -> Renewal: ...
+    @property
+    def monte_carlo(self) -> int: ...
+
+
+Posteriors = Callable[[Tree], tuple[Tensor, Tensor]]
+"""From a method's working state to q and z, [C, 2, P] each."""
+
+
 def check(config: Config) -> None:
+    pfedbayes.check(config)
+    check_coreset(config)
+
+
+def check_coreset(config: OnCoreset) -> None:
     """Refuse a coreset that is never reselected, and settings that the selector does not use."""
     selectors.look_up(config.selector)
     if config.renewal.refresh_every == 0 and config.renewal.budget == 0:
@@ -99,7 +125,27 @@ def check(config: Config) -> None:
 
 def build(config: Config, model: Model) -> Method:
     base = pfedbayes.build(config, model)
-    how, when, printed = config.selection, config.renewal, config.preset == "paper"
+    printed = config if config.preset == "paper" else None
+    return on_coreset(
+        config, model, base._replace(name="coreset-pfedbayes"), lambda w: (w["q"], w["z"]), printed,
+        bayesian_entries(model, config.bayesian),
+    )  # fmt: skip
+
+
+def on_coreset(
+    config: OnCoreset,
+    model: Model,
+    base: Method,
+    posteriors: Posteriors,
+    printed: Config | None = None,
+    mask: Tensor | None = None,
+) -> Method:
+    """`base` on coresets that its clients choose around their posteriors.
+
+    `printed` has the settings of preset paper, where it is that. The selector sees weights outside
+    of `mask` as points.
+    """
+    how, when = config.selection, config.renewal
     cost = renewal.selection_cost("calibrated", model, how)
     remembers = when.moved > 0 or how.around == "path"  # the posterior at the last selection
 
@@ -123,7 +169,7 @@ def build(config: Config, model: Model) -> Method:
 
     def select(state: Tree, working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
         """Presets fast and matching: choose for the clients that are due, measure the error."""
-        q, age, n = working["q"], state["age"], data.size
+        (q, _), age, n = posteriors(working), state["age"], data.size
         k = subset_size(n, config.fraction)
         whole = k >= n  # the coreset is the data
         old = (age < 0) | (age >= renewal.interval(when, cost, n, work, config.monte_carlo))
@@ -156,9 +202,19 @@ def build(config: Config, model: Model) -> Method:
         if not rows:
             return
         part, here, own = data.of(rows), places(rows), streams.subset(rows)
-        q, z = working["q"][here], working["z"][here]
+        q, z = (v[here] for v in posteriors(working))
         before = state["before"][here] if remembers else None
-        look = Look(model, q, z, part, k[here], state["owed"][here], own, how, before)
+        look = Look(
+            model,
+            gaussian.narrowed(q, mask),
+            gaussian.narrowed(z, mask),
+            part,
+            k[here],
+            state["owed"][here],
+            own,
+            how,
+            before,
+        )
         state["weight"][here], state["owed"][here] = selectors.get(config.selector)(look)
         state["refreshes"][here] += 1
         passes = renewal.passes(config.selector, model, how, part.size, k[here])
@@ -170,6 +226,7 @@ def build(config: Config, model: Model) -> Method:
         state: Tree, q: Tensor, data: ClientData, k: Tensor, streams: Streams, due: Tensor
     ) -> Quality:
         """How well coresets stand in for all data on fresh draws; NaN for clients not due."""
+        q = gaussian.narrowed(q, mask)
         found = quality.measure(model, q, state["weight"], data, k, streams, (how, when), due)
         state["held_out_error"] = torch.where(due, found.error, state["held_out_error"])
         state["over_uniform"] = torch.where(due, found.over_uniform, state["over_uniform"])
@@ -182,12 +239,13 @@ def build(config: Config, model: Model) -> Method:
         state: Tree, working: Tree, data: ClientData, streams: Streams, work: Work
     ) -> Tree:
         """Preset paper: CoresetOptUpdate of every client in every round."""
+        assert printed is not None
         k = subset_size(data.size, config.fraction)
         everyone = torch.ones_like(k, dtype=torch.bool)
         for rows, draws in groups(everyone, data, k, how.draws, how.selection_mb):
             part, own = trim(data, rows), streams.subset(rows)
             mine = {name: value[rows] for name, value in working.items()}
-            w = coreset_opt_update(config, model, base, mine, part, own, work, draws)
+            w = coreset_opt_update(printed, model, base, mine, part, own, work, draws)
             state["weight"][rows, : w.shape[1]] = w
         measure(state, working["q"], data, k, streams, everyone)
         state["refreshes"] += 1
@@ -211,7 +269,7 @@ def build(config: Config, model: Model) -> Method:
     )
     # Preset paper trains some of the clients in a call again, where a setting per client is not.
     traits = base.traits._replace(stackable=not printed)
-    return base._replace(name="coreset-pfedbayes", subset=subset, traits=traits)
+    return base._replace(subset=subset, traits=traits)
 
 
 def coreset_opt_update(

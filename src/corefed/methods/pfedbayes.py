@@ -16,6 +16,7 @@ from typing import Annotated, Literal, Self
 import torch
 from torch import Tensor
 
+from corefed.base.errors import UserError
 from corefed.base.rng import Streams
 from corefed.base.settings import (
     ABLATION,
@@ -33,8 +34,9 @@ from corefed.base.settings import (
     Times,
 )
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
-from corefed.bayes import elbo, gaussian, optim
+from corefed.bayes import elbo, gaussian, ivon, optim
 from corefed.bayes.predict import predictive
+from corefed.models.layer_masks import bayesian_entries
 from corefed.models.network import Model
 
 PAPER: dict[str, object] = {
@@ -70,8 +72,9 @@ class Config:
     """Learning rate of the localized global model z."""
     monte_carlo: PositiveInt = 1
     """Draws of theta per step (K)."""
-    optimizer: Annotated[Literal["adam", "sgd"], ABLATION] = "adam"
-    """Update rule of both steps."""
+    optimizer: Annotated[Literal["adam", "sgd", "ivon"], ABLATION] = "adam"
+    """Update rule of both steps. ivon: that of q, by natural gradients (Shen 2024), with eta_1
+    as the part of a Newton step, such as 0.02; z then is by adam."""
     fusion: Literal["average", "precision"] = "average"
     """How the server joins posteriors: the paper's average of (mu, rho), or natural parameters."""
     initial_std: Start = 0.1
@@ -81,6 +84,9 @@ class Config:
     by_layer: Annotated[bool, ABLATION] = True
     """A layer of more than 100 inputs has smaller initial means and widths and smaller steps of
     Adam, by sqrt(100 / inputs), so that its output moves as much as that of others."""
+    bayesian: Annotated[str, ABLATION] = "all"
+    """Layers that have a posterior: all, last, or names with commas. The others are point
+    estimates, pulled towards z as by a Gaussian of the initial width."""
     anneal: Annotated[float, PART_OR_NONE, PER_RUN] = 1.0
     """Part of the planned rounds over which zeta rises to its value, along a line from near 0; 0
     has it from the first round."""
@@ -92,21 +98,25 @@ class Config:
         return replace(self, zeta=self.zeta * done / self.anneal)
 
 
+def check(config: Config) -> None:
+    if config.optimizer == "ivon" and config.zeta == 0:
+        raise UserError("zeta is 0 with optimizer=ivon, which needs a prior; give zeta a value.")
+
+
 def build(config: Config, model: Model) -> Method:
     scale = model.scale() if config.by_layer else None
+    mask = bayesian_entries(model, config.bayesian)
+    newton = config.optimizer == "ivon"
     personal, localized = (_optimizer(config, eta, scale) for eta in (config.eta_1, config.eta_2))
 
     def init_server(streams: Streams) -> Tree:
-        mu = model.init(streams.generators("init")[0], config.initial_std)
-        rho = torch.full_like(mu, config.initial_rho)
-        if scale is not None:
-            rho = gaussian.rho_of(gaussian.sigma(rho) * scale)
-            mu = mu * scale if model.widths else mu  # other networks' means follow the layer anyway
-        return {"v": torch.stack([mu, rho])}
+        v = initial_posterior(model, config.initial_std, config.initial_rho, scale, streams)
+        return {"v": v}
 
     def init_client(broadcast: Tree, data: ClientData) -> Tree:
         v = broadcast["v"]
-        return {"q": v.clone(), "z": v.clone(), **_prefixed("q.", personal.init(v))}
+        state = ivon.init(v[:, 0]) if newton else personal.init(v)
+        return {"q": v.clone(), "z": v.clone(), **_prefixed("q.", state)}
 
     def begin(broadcast: Tree, private: Tree, data: ClientData, streams: Streams) -> Tree:
         z = broadcast["v"].clone()  # v_{z,0} = v^t
@@ -121,21 +131,33 @@ def build(config: Config, model: Model) -> Method:
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         q, z, prior, sigma_q = working["q"], working["z"], working["prior"], working["sigma"]
         gradient = torch.empty_like(q)
+        real = None if mask is None else optim.on_device(q.device, mask)
+        if real is not None:
+            noise = noise * real
 
         # q: one step on Eq. 9, likelihood by back-propagation, KL in closed form.
         loss, by_mu, by_sigma = elbo.gradient(model, q[:, 0], sigma_q, batch, noise)
         sigma_z = gaussian.sigma(z[:, 1])
-        kl_mu, kl_sigma = gaussian.kl_grads(q, z, sigma_q, sigma_z)
-        torch.addcmul(by_mu, prior, kl_mu, out=gradient[:, 0])
-        by_sigma.addcmul_(prior, kl_sigma)
-        gaussian.to_rho(by_sigma, q[:, 1], out=gradient[:, 1])
-        personal.update(q, gradient, _under("q.", working))
+        if newton:
+            reference = (z[:, 0], sigma_z.pow(-2), prior)
+            state = _under("q.", working)
+            ivon.update(q[:, 0], q[:, 1], (by_mu, by_sigma), reference, config.eta_1, state, real)
+        else:
+            kl_mu, kl_sigma = gaussian.kl_grads(q, z, sigma_q, sigma_z)
+            torch.addcmul(by_mu, prior, kl_mu, out=gradient[:, 0])
+            by_sigma.addcmul_(prior, kl_sigma)
+            gaussian.to_rho(by_sigma, q[:, 1], out=gradient[:, 1])
+            if real is not None:
+                gradient[:, 1] *= real
+            personal.update(q, gradient, _under("q.", working))
 
         # z_i: one step on KL(q || z_i), q held fixed.
         working["sigma"] = sigma_q = gaussian.sigma(q[:, 1])
         kl_mu, kl_sigma = gaussian.kl_grads_reference(q, z, sigma_q, sigma_z)
         torch.mul(prior, kl_mu, out=gradient[:, 0])
         gaussian.to_rho(kl_sigma.mul_(prior), z[:, 1], out=gradient[:, 1])
+        if real is not None:
+            gradient[:, 1] *= real
         localized.update(z, gradient, _under("z.", working))
         return working, {"loss": loss}
 
@@ -149,11 +171,8 @@ def build(config: Config, model: Model) -> Method:
         return {"v": working["z"]}, private
 
     def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
-        return {
-            "personal": {"v": private["q"]},
-            "global": {"v": broadcast["v"]},
-            "localized": {"v": private["z"]},
-        }
+        found = {"personal": private["q"], "global": broadcast["v"], "localized": private["z"]}
+        return {kind: {"v": gaussian.narrowed(v, mask)} for kind, v in found.items()}
 
     return Method(
         name="pfedbayes",
@@ -170,6 +189,18 @@ def build(config: Config, model: Model) -> Method:
     )
 
 
+def initial_posterior(
+    model: Model, std: float, rho: float, scale: Tensor | None, streams: Streams
+) -> Tensor:
+    """[2, P] the server's posterior before the first round; `scale` makes it one by layer."""
+    mu = model.init(streams.generators("init")[0], std)
+    rhos = torch.full_like(mu, rho)
+    if scale is not None:
+        rhos = gaussian.rho_of(gaussian.sigma(rhos) * scale)
+        mu = mu * scale if model.widths else mu  # other networks' means follow the layer anyway
+    return torch.stack([mu, rhos])
+
+
 def aggregate(config: Config, server: Tree, update: Update) -> Tree:
     """v^{t+1} = (1 - beta) v^t + (beta / S) sum_i v_i, in (mu, rho) or in natural parameters."""
     uploads = update.message["v"]  # [S, 2, P]
@@ -184,7 +215,7 @@ def aggregate(config: Config, server: Tree, update: Update) -> Tree:
 
 
 def _optimizer(config: Config, rate: float, scale: Tensor | None) -> optim.Optimizer:
-    if config.optimizer == "adam":
+    if config.optimizer != "sgd":
         return optim.adam(rate, scale)
     return optim.sgd(rate)  # its steps follow the size of gradients, and with it the layer
 

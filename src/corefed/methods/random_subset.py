@@ -47,6 +47,8 @@ def idle(config: Config) -> set[str]:
 
 def check(config: Config) -> None:
     """Refuse a setting that the chosen base does not use."""
+    if config.base == "pfedbayes":
+        pfedbayes.check(config)
     for name in sorted(idle(config)):
         if getattr(config, name) != getattr(Config, name):
             raise UserError(

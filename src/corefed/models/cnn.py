@@ -178,6 +178,13 @@ def cnn(
         ),
         activation=activation,
         scale=cache(lambda: scale_for([*zip(sizes, fan_ins, strict=True)], likelihood.extra)),
+        layers=(
+            *(
+                (f"conv-{n + 1}", slice(sum(sizes[:n]), sum(sizes[: n + 1])))
+                for n in range(len(layers))
+            ),
+            *((name, slice(below + at.start, below + at.stop)) for name, at in top.layers),
+        ),
     )
 
 

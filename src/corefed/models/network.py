@@ -8,7 +8,7 @@ its own batched forward pass; any other nn.Module without batch statistics goes 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
@@ -56,6 +56,7 @@ class Model(NamedTuple):
     notes: tuple[str, ...] = ()  # about the network, for readers of the results
     scale: Callable[[], Tensor | None] = lambda: None  # [P] how large each weight should be by its
     # layer's inputs, at most 1 (`scale_for`); None: 1 for all
+    layers: tuple[tuple[str, slice], ...] = ()  # their names, and where each lies in theta
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """log p_theta(D_j) for every client, draw and point: [C, K, n]."""
@@ -125,6 +126,10 @@ def mlp(widths: Sequence[int], likelihood: Likelihood, mean_square: float = PIXE
                 likelihood.extra,
             )
         ),
+        layers=tuple(
+            (f"layer-{number}", slice(weight.start, bias.stop))
+            for number, (weight, bias, _, _) in enumerate(layers, 1)
+        ),
     )
 
 
@@ -186,7 +191,22 @@ def from_module(
         head=head,
         activation=activation,
         scale=cache(lambda: scale_for([*_inputs(named.values())], likelihood.extra)),
+        layers=_layers(named),
     )
+
+
+def _layers(named: Mapping[str, Tensor]) -> tuple[tuple[str, slice], ...]:
+    """A module's layers, each with the parameters that follow one another under its name."""
+    found: list[tuple[str, slice]] = []
+    at = 0
+    for full, p in named.items():
+        name, end = full.rpartition(".")[0] or full, at + p.numel()
+        if found and found[-1][0] == name:
+            found[-1] = (name, slice(found[-1][1].start, end))
+        else:
+            found.append((name, slice(at, end)))
+        at = end
+    return tuple(found)
 
 
 def scale_for(sizes: Sequence[tuple[int, float]], extra: int = 0) -> Tensor | None:

@@ -30,7 +30,7 @@ def base_of(summary: Mapping[str, Any]) -> str:
         return str(summary["config"].get("base", "pfedbayes"))
     if method.startswith("submodular-"):
         return "fedavg"
-    return {"coreset-pfedbayes": "pfedbayes"}.get(method, method)
+    return method.removeprefix("coreset-")
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

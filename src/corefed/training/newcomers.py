@@ -8,8 +8,8 @@ trains on its own data alone:
                      starts from v again, so that q stays near it
     a start to adapt (per-fedavg, fedavg-ft, fedbabu)   the method's own steps of adapting to the
                      newcomer's training data
-    one model for all (fedavg, fedprox, scaffold, bnfed, submodular-*)   fine-tuned: all steps from
-                     the shared model
+    one model for all (fedavg, fedprox, scaffold, bnfed, submodular-*, shared-start)   fine-tuned: all
+                     steps from the shared model
 
 A method that shares nothing (independent) is refused. The newcomer's model has the temperature of
 all clients of the run, or its own, shrunk to that, where it has validation points. How much of its
@@ -70,6 +70,8 @@ def rounds_of(method: Method, server: Tree, data: ClientData, steps: int, each: 
 
     Fine-tuning has one round, because every round starts from the server's model.
     """
+    if method.traits.restarts:
+        return [steps]
     one = ClientData(*(field[:1, :1] for field in data))
     broadcast = {name: value.unsqueeze(0) for name, value in server.items()}
     if "personal" not in method.models(broadcast, method.init_client(broadcast, one), one):
