@@ -95,7 +95,7 @@ def train(
     working = method.begin(broadcast, own, data, streams)
     segment = work.steps if subset is None else subset.every or work.steps
     loss = torch.zeros(len(data.weight), device=data.weight.device)
-    sizes = data.size.tolist() if sizes is None else sizes
+    points = sizes = data.size.tolist() if sizes is None else sizes
     examples = torch.zeros(len(data.weight), dtype=torch.int64)
     done = 0
     while done < work.steps:
@@ -103,7 +103,8 @@ def train(
         if subset is not None:
             state = subset.select(state, working, data, streams, work)
             weight = subset.weights(state)
-            sizes = (weight > 0).sum(-1).tolist()
+            known = subset.sizes is not None
+            sizes = subset.sizes(points) if known else (weight > 0).sum(-1).tolist()
         working, summed = take_steps(method, working, Points(data, weight, sizes), streams, steps)
         loss += summed
         if subset is not None:

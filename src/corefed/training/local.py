@@ -72,7 +72,9 @@ class LocalClients:
         self, round_: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]
     ) -> tuple[list[Update], Tensor, Tensor]:
         """One round of every run's cohort: updates, mean loss and examples, per run."""
-        rows = self.rows_of(cohorts)
+        rows, work = self.rows_of(cohorts), self.work
+        if self.compiled is not None:
+            work = work._replace(replay=self.compiled.steps.replays)
 
         def train(chunk: Sequence[int]) -> client_side.Trained:
             trained = client_side.train(
@@ -81,7 +83,7 @@ class LocalClients:
                 self.take(chunk),
                 self.data.of(chunk),
                 self.streams(chunk, round_),
-                self.work,
+                work,
                 self._steps(chunk, round_),
                 [self.points[row] for row in chunk],
             )

@@ -31,6 +31,7 @@ from corefed.settings.config import check_cohort
 from corefed.settings.run import MEMORY, OWN, Experiment, Run, default_scale
 from corefed.training import compiling, local, others, storing, variants
 from corefed.training.compiled import Steps
+from corefed.training.replayed import Replays
 from corefed.training.store import Start, Store
 
 if TYPE_CHECKING:
@@ -178,7 +179,9 @@ def compiled_steps(
     """Steps of runs with these settings as compiled programs; None: one by one."""
     if run.compile not in ("on", "graph"):
         return None
-    steps = Steps(Work(run.local_steps, run.batch_size), fuse=run.compile == "on")
+    replays = Replays() if run.device.startswith("cuda") else None
+    work = Work(run.local_steps, run.batch_size)
+    steps = Steps(work, fuse=run.compile == "on", replays=replays)
     return local.Compiled(steps, variants.step_settings(run, many, model))
 
 
