@@ -103,8 +103,8 @@ def train(
         if subset is not None:
             state = subset.select(state, working, data, streams, work)
             weight = subset.weights(state)
-            known = subset.sizes is not None
-            sizes = subset.sizes(points) if known else (weight > 0).sum(-1).tolist()
+            follow = subset.sizes
+            sizes = (weight > 0).sum(-1).tolist() if follow is None else follow(points)
         working, summed = take_steps(method, working, Points(data, weight, sizes), streams, steps)
         loss += summed
         if subset is not None:
