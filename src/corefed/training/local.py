@@ -29,6 +29,9 @@ class Compiled(NamedTuple):
     at: SettingsAt
 
 
+RECORDED = 4
+"""Chunks that all clients are in, up to which what they do beside their steps is recorded."""
+
 _COST = "selection cost"  # beside the names of a report
 
 
@@ -73,8 +76,6 @@ class LocalClients:
     ) -> tuple[list[Update], Tensor, Tensor]:
         """One round of every run's cohort: updates, mean loss and examples, per run."""
         rows, work = self.rows_of(cohorts), self.work
-        if self.compiled is not None:
-            work = work._replace(replay=self.compiled.steps.replays)
 
         def train(chunk: Sequence[int]) -> client_side.Trained:
             trained = client_side.train(
@@ -97,6 +98,8 @@ class LocalClients:
             self._all_numbers()  # threads only change their own rows of them
         size, at_once = self._split(len(rows), servers[0])
         chunks = [rows[first : first + size] for first in range(0, len(rows), size)]
+        if self.compiled is not None and len(rows) == len(self.who) and len(chunks) <= RECORDED:
+            work = work._replace(replay=self.compiled.steps.replays)  # their data stay in place
         parts = list(threads.map_parts(train, chunks, at_once))
         message = {k: torch.cat([p.message[k] for p in parts]) for k in parts[0].message}
         loss, examples = torch.cat([p.loss for p in parts]), torch.cat([p.examples for p in parts])
