@@ -65,3 +65,12 @@ def test_what_is_no_object_is_refused(content: bytes, tmp_path: Path) -> None:
     for read in (digests.from_json, digests.from_line):
         with pytest.raises(ValueError):  # noqa: PT011 (JSON's own, too)
             read(content, tmp_path)
+
+
+@pytest.mark.parametrize("sizes", [[], [3], [digests.LARGE], [5, digests.LARGE + 1, 0, 7]])
+def test_parts_are_hashed_while_they_are_taken(sizes: list[int]) -> None:
+    parts = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+    hashed = digests.Hashed([memoryview(part) for part in parts], sum(sizes))
+    assert b"".join(hashed) == b"".join(parts)
+    assert hashed.bytes == sum(sizes)
+    assert hashed.hexdigest() == hashlib.sha256(b"".join(parts)).hexdigest()

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from corefed.base.errors import UserError
 from corefed.base.types import Tree
 from corefed.settings.config import resolve, to_dict
 from corefed.settings.run import Experiment
-from corefed.training import checkpoint, record, state_file, summaries
+from corefed.training import checkpoint, record, rounds, state_file, summaries
+from corefed.training.checkpoint import Checkpoints
 from corefed.training.record import Folder
 
 SERVERS = [{"v": torch.arange(4.0)}, {"v": -torch.arange(4.0)}]
@@ -343,3 +345,31 @@ def test_a_resumed_run_goes_on_behind_a_damaged_checkpoint(
     assert "is truncated or damaged" in capsys.readouterr().err
     assert folder.resume(experiment)[1] is not None
     assert capsys.readouterr().err == ""
+
+
+def test_lines_are_on_the_disk_before_a_checkpoint_of_them(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a checkpoint they are of no use after a power failure, so rounds do not wait."""
+    flushed: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", flushed.append)
+        folder.append({"round": 3}, flush=False)
+        assert not flushed
+        folder.append({"round": 4})
+        folder.flush()
+        assert len(flushed) == 2
+    events: list[str] = []
+    for kind, name in ((Folder, "append"), (Folder, "flush"), (Checkpoints, "save")):
+        monkeypatch.setattr(kind, name, _told(events, name, getattr(kind, name)))
+    flags = {"data": "digits", "rounds": 3, "local_steps": 1, "clients": 3}
+    rounds.train(resolve(None, {**flags, "checkpoint_every": 2}), tmp_path / "other")
+    assert events == ["append", "append", "flush", "save", "append", "flush", "save"]
+
+
+def _told(events: list[str], name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    def method(*given: Any, **named: Any) -> Any:
+        events.append(name)
+        return own(*given, **named)
+
+    return method

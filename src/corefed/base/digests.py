@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,10 @@ class DamagedError(ValueError):
     """What was read is not what was written."""
 
 
+LARGE = 1 << 20
+"""Bytes of a part that another thread hashes."""
+
+
 class Stream(NamedTuple):
     """A file in parts, whose digest is known after the last of them.
 
@@ -49,7 +54,30 @@ class Stream(NamedTuple):
     """
 
     at: int
-    parts: Iterable[bytes]
+    parts: Iterable[bytes | memoryview]
+
+
+class Hashed:
+    """Parts of a file, hashed while they are written: large ones by another thread."""
+
+    def __init__(self, parts: Iterable[bytes | memoryview], size: int = 0) -> None:
+        self.bytes = size  # of all parts, where it is known
+        self._parts, self._digest = parts, hashlib.sha256()
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        with ThreadPoolExecutor(1) as beside:
+            for part in self._parts:
+                if len(part) < LARGE:
+                    self._digest.update(part)
+                    yield part
+                else:
+                    hashed = beside.submit(self._digest.update, part)
+                    yield part
+                    hashed.result()
+
+    def hexdigest(self) -> str:
+        """Of the parts that were taken."""
+        return self._digest.hexdigest()
 
 
 # --- whole files ----------------------------------------------------------------------------------

@@ -6,13 +6,12 @@ Then the folder is flushed too, since a name is an entry of the folder.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from corefed.base.digests import Stream
+from corefed.base.digests import Hashed, Stream
 from corefed.base.errors import UserError
 
 Content = bytes | Iterable[bytes | memoryview] | Stream
@@ -50,19 +49,19 @@ def replace_all(folder: Path, contents: Iterable[tuple[str, Content]], mode: int
     flush(folder)
 
 
-def write(handle: int, content: Content) -> None:
-    """Write all of `content`, then fsync."""
+def write(handle: int, content: Content, *, flush: bool = True) -> None:
+    """Write all of `content`, then fsync, unless told not to `flush`."""
     if isinstance(content, Stream):
-        digest = hashlib.sha256()
-        for piece in content.parts:
-            digest.update(piece)
-            _write_part(handle, piece)
+        hashed = Hashed(content.parts)
+        for part in hashed:
+            _write_part(handle, part)
         os.lseek(handle, content.at, os.SEEK_SET)
-        _write_part(handle, digest.hexdigest().encode())
+        _write_part(handle, hashed.hexdigest().encode())
     else:
         for part in [content] if isinstance(content, bytes) else content:
             _write_part(handle, part)
-    os.fsync(handle)
+    if flush:
+        os.fsync(handle)
 
 
 def _write_part(handle: int, part: bytes | memoryview) -> None:

@@ -20,7 +20,7 @@ BLOCKS = 128
 def normals(at: Places, count: int, size: int, device: torch.device, first: int) -> Tensor:
     out = torch.empty(len(at.key), count, size, device=device)
     key, place, call = (value.to(device, non_blocking=True) for value in at)
-    fill(out, key, place, call, torch.tensor([first], device=device))
+    fill(out, key, place, call, torch.full((1,), first, device=device))
     return out
 
 

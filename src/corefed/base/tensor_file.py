@@ -48,7 +48,7 @@ def encode(
     text = json.dumps(header).encode()
     text += b" " * (-(_LENGTH + len(text)) % _ALIGNED)
 
-    def parts() -> Iterator[bytes]:
+    def parts() -> Iterator[bytes | memoryview]:
         yield len(text).to_bytes(_LENGTH, "little") + text
         for name in names:
             yield from (_bytes(name, piece, shapes[name]) for piece in content(name))
@@ -93,10 +93,12 @@ def metadata_of(content: bytes) -> dict[str, str]:
     return found
 
 
-def _bytes(name: str, piece: Tensor, shape: tuple[torch.dtype, tuple[int, ...]]) -> bytes:
+def _bytes(name: str, piece: Tensor, shape: tuple[torch.dtype, tuple[int, ...]]) -> memoryview:
+    """Its memory, not copied where it is on the host and contiguous."""
     if piece.dtype != shape[0] or tuple(piece.shape[1:]) != shape[1][1:]:
         raise ValueError(f"{name} has a piece of {piece.dtype} {tuple(piece.shape)}, not {shape}")
     flat = piece.detach().cpu().contiguous().flatten()
     if flat.stride() != (1,):  # a single number may have any stride
         flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8).numpy().tobytes()
+    found: memoryview = flat.view(torch.uint8).numpy().data
+    return found

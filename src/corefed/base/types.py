@@ -80,12 +80,23 @@ class Augment(NamedTuple):
     flips: bool
 
 
+Body = Callable[[Tree, "Streams"], Tree]
+"""A function of tensors that draws from streams; none of its shapes depends on values."""
+
+Replay = Callable[[object, Body, Tree, Tree, "Streams"], Tree]
+"""(key, body, given, fixed, streams) -> body({**given, **fixed}, streams).
+
+The same body, by its key, is recorded once for tensors of a shape, and replayed. `fixed` are
+tensors that stay where they are. What comes back is overwritten by the next call."""
+
+
 class Work(NamedTuple):
     """How much a client does in a round, and on what."""
 
     steps: int  # R
     batch: int  # b
     augment: Augment | None = None  # None: points are trained on as they are
+    replay: Replay | None = None  # for what is the same in every round, where that saves time
 
 
 class Subset(NamedTuple):
@@ -105,6 +116,8 @@ class Subset(NamedTuple):
     cost: Callable[[Tree], Tensor] | None = None  # state -> [C] forward passes of points spent on
     # selecting so far; None: not counted
     free: bool = False  # selecting takes no pass through the network
+    sizes: Callable[[Sequence[int]], list[int]] | None = None  # numbers of points -> of those with
+    # a weight, where one follows from the other; None: counted
 
 
 class Traits(NamedTuple):

@@ -33,19 +33,19 @@ from corefed import selectors
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
 from corefed.base.settings import ABLATION, NotNegative, OneOf, Part, PositiveInt
-from corefed.base.types import ClientData, Method, Subset, Tree, Work, places
+from corefed.base.types import ClientData, Method, Replay, Subset, Tree, Work, places
 from corefed.bayes import gaussian
 from corefed.bayes.batches import batches, noises
 from corefed.methods import pfedbayes
 from corefed.models.layer_masks import bayesian_entries
 from corefed.models.network import Model
-from corefed.selectors import quality, renewal
+from corefed.selectors import guard, quality, renewal
 from corefed.selectors.frame import Look, trim
 from corefed.selectors.kl_rows import kl_term
 from corefed.selectors.matching import groups, matched_potentials, solve
 from corefed.selectors.quality import Quality
 from corefed.selectors.settings import Renewal, Selection, refuse_unused
-from corefed.selectors.subset import subset_size, uniform
+from corefed.selectors.subset import subset_size, subset_sizes, uniform
 
 PRESET_NAMES = OneOf(lambda: PRESETS)
 SELECTOR_NAMES = OneOf(lambda: selectors.SELECTORS)
@@ -148,6 +148,12 @@ def on_coreset(
     how, when = config.selection, config.renewal
     cost = renewal.selection_cost("calibrated", model, how)
     remembers = when.moved > 0 or how.around == "path"  # the posterior at the last selection
+    # Has k points, never fewer.
+    exact = not printed and config.selector == "calibrated" and how.in_turn and how.pool == 1
+    recordable = exact and (  # no shape depends on values, and the system has a ridge
+        how.match == "potentials" and how.around == "posterior" and how.shrink > 0
+        and when.moved == when.stale == 0
+    )  # fmt: skip
 
     def init(private: Tree, data: ClientData) -> Tree:
         """One row per client; nobody has a coreset yet."""
@@ -169,31 +175,72 @@ def on_coreset(
 
     def select(state: Tree, working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
         """Presets fast and matching: choose for the clients that are due, measure the error."""
-        (q, _), age, n = posteriors(working), state["age"], data.size
-        k = subset_size(n, config.fraction)
-        whole = k >= n  # the coreset is the data
-        old = (age < 0) | (age >= renewal.interval(when, cost, n, work, config.monte_carlo))
-        due = (old | renewal.has_moved(when, state, q)) & ~whole
-        check = (age < 0) | (state["checked"] >= when.check_every)
+        q, _ = posteriors(working)
+        replay = work.replay if recordable else None
+        asked = {"age": state["age"], "checked": state["checked"], "owed": state["owed"]}
+
+        def ask(given: Tree, _: Streams) -> Tree:
+            n = (given["points"] > 0).sum(-1)
+            every = renewal.interval(when, cost, n, work, config.monte_carlo)
+            return renewal.ask(when, given, n, subset_size(n, config.fraction), every)
+
+        if replay is None:
+            answer = ask({**asked, "points": data.weight}, streams)
+            answer["due"] |= renewal.has_moved(when, state, q) & ~answer["whole"]
+        else:
+            answer = replay("due", ask, asked, {"points": data.weight}, streams)
+        k, whole, old, due, check = (answer[x] for x in ("k", "whole", "old", "due", "check"))
         owed = state["owed"].clone() if when.stale > 0 else state["owed"]
         if when.stale > 0:
             found = measure(state, q, data, k, streams, check & ~due & ~whole)
-            due |= found.over_uniform > when.stale
-        choose(state, working, data, k, streams, due.nonzero().squeeze(-1).tolist())
-        found = measure(state, q, data, k, streams, due & (check | (when.stale > 0)))
-        worse = found.error > found.uniform
-        if when.stale > 0 and bool(worse.any()):  # weights that lose to uniform ones are given up
-            plain = uniform(data, config.fraction, streams)
-            state["weight"] = torch.where(worse.unsqueeze(-1), plain, state["weight"])
-            state["owed"] = torch.where(worse.unsqueeze(-1), owed, state["owed"])
-            state["over_uniform"] = state["over_uniform"].masked_fill(worse, 1.0)
-        state["weight"] = torch.where(whole.unsqueeze(-1), data.weight, state["weight"])
-        for name in ("held_out_error", "over_uniform"):
-            state[name] = state[name].masked_fill(whole, 0.0)
+            due = due | (found.over_uniform > when.stale)
+        measured = due & (check | (when.stale > 0))
+        # One look at the device: all that the host has to know.
+        told = torch.stack([due, measured, whole, answer["fresh"], k]).tolist()
+        rows = [row for row, yes in enumerate(told[0]) if yes]
+        together = len(rows) == len(q) and not any(told[3])
+        if replay is not None and together and guard.fits_at_once(data):
+            choose_again(state, q, data, streams, k, max(told[4]), replay)
+        else:
+            choose(state, working, data, k, streams, rows)
+        if any(told[1]):
+            found = measure(state, q, data, k, streams, measured)
+            worse = found.error > found.uniform
+            if when.stale > 0 and bool(worse.any()):  # weights that lose to uniform ones: given up
+                plain = uniform(data, config.fraction, streams)
+                state["weight"] = torch.where(worse.unsqueeze(-1), plain, state["weight"])
+                state["owed"] = torch.where(worse.unsqueeze(-1), owed, state["owed"])
+                state["over_uniform"] = state["over_uniform"].masked_fill(worse, 1.0)
+        if any(told[2]):
+            state["weight"] = torch.where(whole.unsqueeze(-1), data.weight, state["weight"])
+            for name in ("held_out_error", "over_uniform"):
+                state[name] = state[name].masked_fill(whole, 0.0)
         # An early selection leaves the schedule as it is: clients stay in step, and a GPU selects
         # for all of them at once. No coreset gets older than the bound.
-        state["age"] = age.masked_fill(old, 0.0)
+        state["age"] = state["age"].masked_fill(old, 0.0)
         return state
+
+    def choose_again(
+        state: Tree, q: Tensor, data: ClientData, streams: Streams, k: Tensor, most: int,
+        replay: Replay,
+    ) -> None:  # fmt: skip
+        """The coresets of all clients, none of them its first, as one recorded program."""
+
+        def body(given: Tree, draws: Streams) -> Tree:
+            points = ClientData(given["x"], given["y"], given["points"])
+            now, n = gaussian.narrowed(given["q"], mask), points.size
+            look = Look(model, now, now, points, given["k"], given["owed"], draws, how, None, most)
+            weight, owed = selectors.unguarded(config.selector)(look)
+            looked = given["looked"] + renewal.selection_cost(config.selector, model, how) * n
+            return {
+                "weight": weight, "owed": owed, "looked": looked,
+                "refreshes": given["refreshes"] + 1,
+            }  # fmt: skip
+
+        given = {name: state[name] for name in ("owed", "looked", "refreshes")}
+        fixed = {"x": data.x, "y": data.y, "points": data.weight}
+        found = replay(("select", most), body, {**given, "q": q, "k": k}, fixed, streams)
+        state |= {name: value.clone() for name, value in found.items()}
 
     def choose(
         state: Tree, working: Tree, data: ClientData, k: Tensor, streams: Streams, rows: list[int]
@@ -266,6 +313,7 @@ def on_coreset(
         every=0 if printed else renewal.question_interval(when),
         report=report,
         cost=None if printed else lambda state: state["looked"],
+        sizes=(lambda sizes: subset_sizes(sizes, config.fraction)) if exact else None,
     )
     # Preset paper trains some of the clients in a call again, where a setting per client is not.
     traits = base.traits._replace(stackable=not printed)

@@ -33,7 +33,7 @@ from torch import Tensor
 from corefed.base.rng import Streams
 from corefed.base.types import ClientData
 from corefed.models.likelihood import Categorical
-from corefed.selectors import gradients, sampling
+from corefed.selectors import gradients, newton, sampling
 from corefed.selectors.frame import Choice, Look
 from corefed.selectors.sketches import Sketch, sketch
 from corefed.selectors.subset import random_order
@@ -46,12 +46,15 @@ def select(look: Look) -> Choice:
     seen = sketch(look)
     pi = sampling.inclusion(_scores(look, seen), look.mask, look.k, settings.floor)
     if settings.in_turn:
-        chosen, memory = take_turns(pi, look.k, look.mask, _groups(look), look.memory, look.streams)
+        chosen, memory = take_turns(
+            pi, look.k, look.mask, _groups(look), look.memory, look.streams,
+            look.model.outputs if look.most else 0,
+        )  # fmt: skip
     else:
         chosen = sampling.draw(pi, look.k, look.mask, look.streams, "calibrated")
         memory = look.memory
     drawn = torch.where(chosen, pi.clamp_min(torch.finfo(pi.dtype).tiny).reciprocal(), 0.0)
-    weight = calibrate(seen.g, drawn, settings.shrink, settings.bound)
+    weight = calibrate(seen.g, drawn, settings.shrink, settings.bound, look.most)
     return Choice(weight.to(look.data.weight.dtype), memory)
 
 
@@ -96,18 +99,30 @@ def _scores(look: Look, seen: Sketch) -> Tensor:
 
 
 def take_turns(
-    pi: Tensor, k: Tensor, mask: Tensor, group: Tensor, owed: Tensor, streams: Streams
+    pi: Tensor,
+    k: Tensor,
+    mask: Tensor,
+    group: Tensor,
+    owed: Tensor,
+    streams: Streams,
+    groups: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The k points per client whose turn it is, [C, n] bool, and what each point is owed then.
 
     Debts start evenly spread over [0, 1) in each group [C, n] of points, in random order. A group
     starts with half its size, and is owed what exceeds that. After T selections point j has been
     taken sum_t pi_j(t) times up to a debt of order 1, and so has each group.
+
+    `groups` is how many there are at most, where every client has debts already: nothing is then
+    read from the tensors. 0: look.
     """
-    group = torch.where(mask, group, int(group.max()) + 1)  # padding is a group of its own
-    members = torch.nn.functional.one_hot(group).double()  # [C, n, groups]
     fresh = (owed == 0).all(-1, keepdim=True)
-    if bool(fresh.any()):
+    known = groups > 0
+    group = torch.where(mask, group, groups if known else int(group.max()) + 1)  # padding has one
+    groups = groups + 1 if known else int(group.max()) + 1
+    members = group.unsqueeze(-1) == torch.arange(groups, device=group.device)
+    members = members.double()  # [C, n, groups]
+    if not known and bool(fresh.any()):
         rows = fresh.squeeze(-1).nonzero().squeeze(-1).tolist()
         order = torch.zeros_like(owed)  # the others draw nothing, whoever is in the call
         order[rows] = random_order(mask[rows], streams.subset(rows), "in-turn").to(owed)
@@ -134,15 +149,18 @@ def _rank_inside(group: Tensor, value: Tensor) -> Tensor:
     return torch.zeros_like(group).scatter(-1, order, place - begin)
 
 
-def calibrate(g: Tensor, drawn: Tensor, shrink: float, bound: float) -> Tensor:
+def calibrate(g: Tensor, drawn: Tensor, shrink: float, bound: float, most: int = 0) -> Tensor:
     """[C, n] weights near `drawn` whose sum of g comes near that of all points; float64.
 
     With B_j = sqrt(d_j) g_j, d the drawn weights and r = y - sum_j d_j g_j, the minimiser is
     w_j = d_j + sqrt(d_j) B_j (B^T B + lambda I)^-1 r: a system of S equations, whatever k.
+
+    `most` is the largest number of drawn points, where it is known; then nothing is read from the
+    tensors, and no library is asked to solve the system (cuSOLVER cannot be recorded).
     """
     g, d = g.double(), drawn.double()
     taken = d > 0
-    size = int(taken.sum(-1).max())
+    size = most or int(taken.sum(-1).max())
     index = taken.to(torch.int8).argsort(stable=True, descending=True)[:, :size]
     root = d.gather(-1, index).sqrt_()
     rows = root.unsqueeze(-1) * g.gather(1, index.unsqueeze(-1).expand(-1, -1, g.shape[-1]))
@@ -153,7 +171,11 @@ def calibrate(g: Tensor, drawn: Tensor, shrink: float, bound: float) -> Tensor:
     # Never singular, also where the potentials are all 0 or there is no shrinkage.
     least = torch.finfo(g.dtype).eps * total + torch.finfo(g.dtype).tiny
     system.diagonal(dim1=-2, dim2=-1).add_((ridge + least).unsqueeze(-1))
-    solved: Tensor = torch.linalg.solve(system, r.unsqueeze(-1))
+    if most:
+        steps = newton.steps_for(g.shape[-1] + most / shrink)
+        solved = newton.solve(system, r.unsqueeze(-1), (ridge + least).view(-1, 1, 1), steps)
+    else:
+        solved = torch.linalg.solve(system, r.unsqueeze(-1))
     moved = root * torch.bmm(rows, solved).squeeze(-1)
     near = root.square()
     w = torch.minimum(torch.maximum(near + moved, near / bound), near * bound)

@@ -32,6 +32,8 @@ class Look(NamedTuple):
     streams: Streams
     settings: Selection = Selection()
     before: Tensor | None = None  # [C, 2, P] the posteriors at the last selection, where kept
+    most: int = 0  # the largest k, where the host knows it and every client has a memory: then no
+    # shape depends on values, and nothing is read back from a GPU
 
     @property
     def mask(self) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from corefed.base.types import places
+from corefed.base.types import ClientData, places
 from corefed.selectors import sampling
 from corefed.selectors.frame import Choice, Look, Selector, trim
 
@@ -30,8 +30,7 @@ def guarded(selector: Selector) -> Selector:
         weight = torch.where(whole.unsqueeze(-1), look.mask.to(look.data.weight.dtype), 0.0)
         memory = look.memory.clone()
         due = (~whole).nonzero().squeeze(-1).tolist()
-        room = CACHE if look.q.device.type == "cpu" else POINTS
-        each = max(1, room // look.mask.shape[1])
+        each = max(1, _room(look.q.device) // look.mask.shape[1])
         for start in range(0, len(due), each):
             rows = due[start : start + each]
             own = take_clients(look, rows)
@@ -42,6 +41,15 @@ def guarded(selector: Selector) -> Selector:
         return Choice(weight, memory)
 
     return select
+
+
+def fits_at_once(data: ClientData) -> bool:
+    """Whether a call of the selector may have all of these clients."""
+    return data.weight.numel() <= _room(data.weight.device)
+
+
+def _room(device: torch.device) -> int:
+    return CACHE if device.type == "cpu" else POINTS
 
 
 def take_clients(look: Look, rows: list[int]) -> Look:

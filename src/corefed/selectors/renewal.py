@@ -51,6 +51,19 @@ def interval(rule: Renewal, cost: float, n: Tensor, work: Work, draws: int) -> T
     return torch.round(wanted / LEAST).long().clamp_min(1) * LEAST
 
 
+def ask(rule: Renewal, state: Tree, n: Tensor, k: Tensor, every: Tensor) -> Tree:
+    """[C] each: k; who keeps all points; whose coreset is old; is due by its age; is to be measured
+    if it is reselected; who has selected nothing yet."""
+    age = state["age"]
+    whole = k >= n  # the coreset is the data
+    old = (age < 0) | (age >= every)
+    return {
+        "k": k, "whole": whole, "old": old, "due": old & ~whole,
+        "check": (age < 0) | (state["checked"] >= rule.check_every),
+        "fresh": (state["owed"] == 0).all(-1),
+    }  # fmt: skip
+
+
 def has_moved(rule: Renewal, state: Tree, q: Tensor) -> Tensor:
     """[C] whether the posterior's mean has moved far since the last selection: by the root mean
     square over parameters, in standard deviations."""

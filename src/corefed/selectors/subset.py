@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,6 +15,11 @@ from corefed.base.types import ClientData
 def subset_size(size: Tensor, fraction: float) -> Tensor:
     """k_i = ceil(fraction n_i), at least 1: [C] int64."""
     return torch.ceil(size.double() * fraction - 1e-9).long().clamp_min(1)
+
+
+def subset_sizes(sizes: Sequence[int], fraction: float) -> list[int]:
+    """The same of numbers on the host, and at most n_i."""
+    return [min(n, max(1, math.ceil(n * fraction - 1e-9))) for n in sizes]
 
 
 def uniform(data: ClientData, fraction: float, streams: Streams) -> Tensor:

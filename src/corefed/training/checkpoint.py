@@ -160,15 +160,16 @@ class Checkpoints:
         added: list[tuple[Segment, Rows]] = []
 
         def contents() -> Iterator[tuple[str, files.Content]]:
-            segment, content = segments.encode(f"{number:06d}-server.safetensors", server)
-            made.append(segment)
-            yield segment.file, content
+            name, content = f"{number:06d}-server.safetensors", segments.encode(server)
+            yield name, content
+            made.append(Segment(name, content.bytes, content.hexdigest()))  # it is written
             for source in (pieces, segments.merge(self.folder, plan.merged)):
                 for mine, tree in source:
                     name = f"{number:06d}-{len(added):03d}.safetensors"
-                    segment, content = segments.encode(name, segments.pack_rows(mine, tree))
+                    content = segments.encode(segments.pack_rows(mine, tree))
+                    yield name, content
+                    segment = Segment(name, content.bytes, content.hexdigest())
                     added.append((segment, mine))
-                    yield segment.file, content
 
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,7 @@ def train(
         working["planned"] = torch.full_like(data.weight[:, 0], work.steps)
     segment = work.steps if subset is None else subset.every or work.steps
     loss = torch.zeros(len(data.weight), device=data.weight.device)
-    sizes = data.size.tolist() if sizes is None else sizes
+    points = sizes = data.size.tolist() if sizes is None else sizes
     examples = torch.zeros(len(data.weight), dtype=torch.int64)
     done = 0
     while done < work.steps:
@@ -111,7 +111,8 @@ def train(
         if subset is not None:
             state = subset.select(state, working, data, streams, work)
             weight = subset.weights(state)
-            sizes = (weight > 0).sum(-1).tolist()
+            follow = subset.sizes
+            sizes = (weight > 0).sum(-1).tolist() if follow is None else follow(points)
         working, summed = take_steps(method, working, Points(data, weight, sizes), streams, steps)
         loss += summed
         if subset is not None:

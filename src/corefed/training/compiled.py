@@ -33,6 +33,7 @@ from corefed.base.types import Batch, ClientData, Method, Tree, Work
 from corefed.bayes import augment as augmenting
 from corefed.bayes.batches import changing, noises, plan
 from corefed.training.client_side import Points, TakeSteps, step_by_step
+from corefed.training.replayed import Replays
 
 Build = Callable[[Mapping[str, Tensor]], Method]
 """From a tensor [C] for each setting that may differ between clients to their method."""
@@ -55,8 +56,9 @@ class Settings(NamedTuple):
 class Steps:
     """Runs local steps as compiled programs, one per shape of work."""
 
-    def __init__(self, work: Work, *, fuse: bool) -> None:
-        self.work, self.fuse = work, fuse
+    def __init__(self, work: Work, *, fuse: bool, replays: Replays | None = None) -> None:
+        """`replays` are the programs of what clients do beside their steps, where there are any."""
+        self.work, self.fuse, self.replays = work, fuse, replays
         self.given_up = False  # the compiler failed: steps are taken one by one
         self._programs: dict[object, _Program] = {}
         self._calls: dict[object, Callable[..., Any]] = {}

@@ -20,6 +20,7 @@ the test points of these clients. The others predict with the shared model.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from torch import Tensor
 from corefed.base import digests, tensor_file
 from corefed.base.errors import UserError, did_you_mean
 from corefed.base.rng import SERVER, Streams, Who
-from corefed.base.types import Method, Tree
+from corefed.base.types import Method, Tree, places
 from corefed.bayes import temperature, uncertainty
 from corefed.bayes.uncertainty import Prediction
 from corefed.data.cells import shorten
@@ -255,5 +256,10 @@ def tempered(found: Prediction, T: float, classes: int) -> Prediction:
 
 def model_at(models: Tree, kind: str, row: int, device: torch.device) -> Tree:
     """One client's model, with a client axis of length 1; empty where there is none."""
+    return models_at(models, kind, [row], device)
+
+
+def models_at(models: Tree, kind: str, rows: Sequence[int], device: torch.device) -> Tree:
+    """The models of some clients; empty where there are none."""
     mine = {k: v for k, v in models.items() if k.startswith(f"{kind}.")}
-    return {k.removeprefix(f"{kind}."): v[row : row + 1].to(device) for k, v in mine.items()}
+    return {k.removeprefix(f"{kind}."): v[places(rows)].to(device) for k, v in mine.items()}

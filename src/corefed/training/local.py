@@ -29,6 +29,9 @@ class Compiled(NamedTuple):
     at: SettingsAt
 
 
+RECORDED = 4
+"""Chunks that all clients are in, up to which what they do beside their steps is recorded."""
+
 _COST = "selection cost"  # beside the names of a report
 
 
@@ -72,7 +75,7 @@ class LocalClients:
         self, round_: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]
     ) -> tuple[list[Update], Tensor, Tensor]:
         """One round of every run's cohort: updates, mean loss and examples, per run."""
-        rows = self.rows_of(cohorts)
+        rows, work = self.rows_of(cohorts), self.work
 
         def train(chunk: Sequence[int]) -> client_side.Trained:
             trained = client_side.train(
@@ -81,7 +84,7 @@ class LocalClients:
                 self.take(chunk),
                 self.data.of(chunk),
                 self.streams(chunk, round_),
-                self.work,
+                work,
                 self._steps(chunk, round_),
                 [self.points[row] for row in chunk],
             )
@@ -95,6 +98,8 @@ class LocalClients:
             self._all_numbers()  # threads only change their own rows of them
         size, at_once = self._split(len(rows), servers[0])
         chunks = [rows[first : first + size] for first in range(0, len(rows), size)]
+        if self.compiled is not None and len(rows) == len(self.who) and len(chunks) <= RECORDED:
+            work = work._replace(replay=self.compiled.steps.replays)  # their data stay in place
         parts = list(threads.map_parts(train, chunks, at_once))
         message = {k: torch.cat([p.message[k] for p in parts]) for k in parts[0].message}
         loss, examples = torch.cat([p.loss for p in parts]), torch.cat([p.examples for p in parts])

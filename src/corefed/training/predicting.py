@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
 from corefed.base.types import Method, Tree
 from corefed.training import client_side
 from corefed.training.local import LocalClients
+
+AT_ONCE = 1 << 23
+"""Weights of all draws of all clients, so many of which a GPU takes at once in any case: with fewer
+it waits for launches."""
 
 
 class Chunk(NamedTuple):
@@ -35,7 +40,7 @@ def chunks(
     `draws` samples need `draws` times the memory, so chunks are smaller than in training.
     """
     who = range(len(servers) * clients.per_run) if who is None else who
-    size = max(1, clients.chunk // (draws if method.noise[-1] else 1))
+    size = clients_at_once(clients.chunk, method, draws, clients.data.weight.device)
     for start in range(0, len(who), size):
         rows = who[start : start + size]
         noise = posterior_noise(method, clients.streams(rows, round_), draws)
@@ -45,6 +50,13 @@ def chunks(
         if clients.method_at is not None:
             method = clients.method_of(rows, round_)
         yield Chunk(rows, method, client_side.models(method, broadcast, private, train), noise)
+
+
+def clients_at_once(chunk: int, method: Method, draws: int, device: torch.device) -> int:
+    """Clients that predict together, where `chunk` train together."""
+    numbers = method.noise[-1]
+    size = max(1, chunk // (draws if numbers else 1))
+    return max(size, AT_ONCE // (draws * numbers)) if numbers and device.type == "cuda" else size
 
 
 def posterior_noise(method: Method, streams: Streams, draws: int) -> Tensor:

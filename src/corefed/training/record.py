@@ -148,18 +148,26 @@ class Folder:
                 (self.path / SUMMARY).unlink(missing_ok=True)  # of the run when it was shorter
         return lines
 
-    def append(self, line: Line) -> None:
-        """Add a round; a line that does not fit on the disk is removed."""
+    def append(self, line: Line, *, flush: bool = True) -> None:
+        """Add a round; a line that does not fit on the disk is removed.
+
+        Without `flush` it outlives this process, but not a power failure.
+        """
         path = self.path / ROUNDS
         size = path.stat().st_size if path.exists() else 0
         with self._writing(f"The rounds before {line['round']} are kept"):
             try:
                 with path.open("ab") as file:
-                    files.write(file.fileno(), digests.to_line(line))
+                    files.write(file.fileno(), digests.to_line(line), flush=flush)
             except OSError:
                 with suppress(OSError):
                     os.truncate(path, size)
                 raise
+
+    def flush(self) -> None:
+        """The lines so far, to the disk."""
+        with self._writing("The rounds before are kept"), (self.path / ROUNDS).open("ab") as file:
+            os.fsync(file.fileno())
 
     def checkpoint(
         self,

@@ -95,8 +95,9 @@ def train(
 
     def keep(line: Line, servers: list[Tree], last: bool) -> None:
         if folder is not None:
-            folder.append(line)
-        if saves is not None and saves.due(line["round"], last):
+            folder.append(line, flush=saves is None)
+        if folder is not None and saves is not None and saves.due(line["round"], last):
+            folder.flush()  # a checkpoint must not outlive the lines of its rounds
             saves.save(line["round"], servers, local.take)
         on_round(line)
 
@@ -109,12 +110,13 @@ def train(
     clients = Simulation(setup, saves.mark if saves is not None else lambda rows: None)
     with saves if saves is not None else nullcontext():
         servers = run_rounds(setup.method, clients, servers, run, lines, on_round=keep, stop=stop)
-    finished = len(lines) == run.rounds
-    told = lines[-1].get("calibration") if finished else None
-    temperature = calibration.stored(calibration.read(told)) if told else None
-    if folder is not None and finished and run.checkpoint_every:
-        trees = setup.trees(servers, temperature)
-        folder.keep(lambda path: saving.keep_models(path, trees))
+        finished = len(lines) == run.rounds
+        told = lines[-1].get("calibration") if finished else None
+        temperature = calibration.stored(calibration.read(told)) if told else None
+        if folder is not None and finished and run.checkpoint_every:
+            # Beside the last checkpoint, which is still being written.
+            trees = setup.trees(servers, temperature)
+            folder.keep(lambda path: saving.keep_models(path, trees))
     summary = summarise(setup, setup.data, lines, began, saves)
     for note in saves.pace.notes if saves is not None else ():
         say_note(note)

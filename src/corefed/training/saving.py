@@ -15,6 +15,7 @@ from corefed.base.digests import Stream
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData, Tree
 from corefed.bayes import uncertainty
+from corefed.bayes.uncertainty import Prediction
 from corefed.data.clients import FederatedData
 from corefed.training import calibration, client_side, reach, reach_fitting
 from corefed.training.fitted import (
@@ -25,9 +26,10 @@ from corefed.training.fitted import (
     ROWS,
     SCHEMA,
     VALIDATION,
-    model_at,
+    models_at,
     tempered,
 )  # fmt: skip
+from corefed.training.predicting import clients_at_once
 from corefed.training.reach import Reach
 from corefed.training.setup import Trees
 
@@ -131,24 +133,37 @@ def held_out_of(
     client, point = (each.cpu() for each in real.nonzero(as_tuple=True))
     tree = {"row": torch.tensor(rows)[client], "point": point, "y": test.y[real].cpu()}
     parts: dict[str, list[Tensor]] = {}
-    for place, one in enumerate(rows):
-        g, number = divmod(one, per_run)
-        x = test.x[place][real[place]]
+    many = 1
+    if test.x.is_cuda:  # a GPU waits for launches; a CPU goes client by client, as it does later
+        many = clients_at_once(trees.chunk, method, run.evaluate_draws, test.x.device)
+    masks = real.cpu()
+    for first in range(0, len(rows), many):
+        here = rows[first : first + many]
+        span, runs = range(first, first + len(here)), [one // per_run for one in here]
+        x = test.x[first : first + many]
+        x = x[:, masks[first]] if len(here) == 1 else x
+        who = [Who(run.seeds[one // per_run], trees.first + one % per_run) for one in here]
         # As later predictions are drawn: on a CPU they are the same to the last bit.
-        streams = Streams([Who(run.seeds[g], trees.first + number)], run.rounds, x.device)
+        streams = Streams(who, run.rounds, x.device)
         noise = uncertainty.draws_for(method, streams, run.evaluate_draws)
         for kind in KINDS:
-            model = model_at(models, kind, place if kind == "personal" else g, x.device)
-            if model and len(x):
-                each = x.unsqueeze(0)
-                found = uncertainty.predict(method, model, each, noise, data.classes).client(0)
+            model = models_at(models, kind, span if kind == "personal" else runs, x.device)
+            if not model or not x.shape[1]:
+                continue
+            found = uncertainty.predict(method, model, x, noise, data.classes)
+            found = Prediction(*(field.cpu() for field in found))
+            for place, (one, g) in enumerate(zip(here, runs, strict=True)):
+                each, mask = found.client(place), masks[first + place]
+                if not mask.any():
+                    continue
+                if len(here) > 1:
+                    each = Prediction(*(field[mask] for field in each))
                 T = calibration.temperature_of(models, kind, one if kind == "personal" else g)
-                found = tempered(found, T, data.classes)
+                each = tempered(each, T, data.classes)
                 if unit is not None:
-                    found = found.in_unit(*(each[one] for each in unit))
+                    each = each.in_unit(*(scale[one].cpu() for scale in unit))
                 for name in ("mean", "total", "aleatoric", "epistemic"):
-                    value = getattr(found, name).float().cpu()
-                    parts.setdefault(f"{kind}.{name}", []).append(value)
+                    parts.setdefault(f"{kind}.{name}", []).append(getattr(each, name).float())
     return {**tree, **{name: torch.cat(each) for name, each in parts.items()}}
 
 

@@ -24,6 +24,7 @@ import torch
 
 from corefed import __version__
 from corefed.base import digests, files
+from corefed.base.digests import Hashed
 from corefed.base.errors import UserError
 from corefed.base.tensor_file import TYPES
 from corefed.base.types import Tree
@@ -203,7 +204,7 @@ def next_number(saves: Sequence[Save]) -> int:
 # --- files of rows --------------------------------------------------------------------------------
 
 
-def encode(file: str, tensors: Tree) -> tuple[Segment, list[Part]]:
+def encode(tensors: Tree) -> Hashed:
     """A file in the format of safetensors, in parts that are the tensors' own memory.
 
     The library's `save` copies all of them twice and holds Python's lock, so that training waits.
@@ -222,10 +223,7 @@ def encode(file: str, tensors: Tree) -> tuple[Segment, list[Part]]:
     content: list[Part] = [len(head).to_bytes(8, "little") + head, *parts]
     if end < SMALL:
         content = [b"".join(content)]
-    digest = hashlib.sha256()
-    for part in content:
-        digest.update(part)
-    return Segment(file, 8 + len(head) + end, digest.hexdigest()), content
+    return Hashed(content, 8 + len(head) + end)
 
 
 def pack_server(servers: Sequence[Tree]) -> Tree:

@@ -32,6 +32,7 @@ from corefed.settings.run import CONVOLUTIONAL, MEMORY, OWN, Experiment, Run, de
 from corefed.training import compiling, local, others, storing, variants
 from corefed.training.augmenting import work_of
 from corefed.training.compiled import Steps
+from corefed.training.replayed import Replays
 from corefed.training.store import Start, Store
 
 if TYPE_CHECKING:
@@ -179,7 +180,8 @@ def compiled_steps(
     """Steps of runs with these settings as compiled programs; None: one by one."""
     if run.compile not in ("on", "graph"):
         return None
-    steps = Steps(work, fuse=run.compile == "on")
+    replays = Replays() if run.device.startswith("cuda") else None
+    steps = Steps(work, fuse=run.compile == "on", replays=replays)
     return local.Compiled(steps, variants.step_settings(run, many, model))
 
 
