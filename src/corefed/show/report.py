@@ -133,7 +133,7 @@ def _caption(summary: dict[str, Any]) -> str:
     if "overhead_seconds_per_round" in spent:
         said.append(f"{spent['overhead_seconds_per_round']:.2f} s of them not training")
     said.append(cost.of_summary(summary).words)
-    said += [*_temperature(summary), *sample(summary), *_coverage(summary)]
+    said += [*stopped(summary), *_temperature(summary), *sample(summary), *_coverage(summary)]
     if "privacy" in summary:
         said.append(_spent(summary["privacy"]))
     return ", ".join(said)
@@ -145,6 +145,16 @@ def _temperature(summary: Mapping[str, Any]) -> list[str]:
     if main is None:
         return []
     return [f"calibrated at temperature {main['temperature']['all_clients']['mean']:.2f}"]
+
+
+def stopped(summary: Mapping[str, Any]) -> list[str]:
+    """Of a run that stops early: whose models it keeps."""
+    found = summary.get("stopping")
+    if found is None:
+        return []
+    best = ", ".join(map(str, found["best_round"]))
+    rounds = f"rounds {best} (by seed)" if len(found["best_round"]) > 1 else f"round {best}"
+    return [f"models of {rounds}, the best of {summary['rounds']} by validation NLL"]
 
 
 def sample(summary: Mapping[str, Any]) -> list[str]:
@@ -231,7 +241,7 @@ def legend(results: Sequence[RunResult]) -> list[str]:
         unfinished = _rounds(result.summary)
         more = [f"rounds {unfinished}"] if " of " in unfinished else []
         more += [words(own)] if own else []
-        more += sample(result.summary)
+        more += [*stopped(result.summary), *sample(result.summary)]
         lines.append(f"{number}  {result.path}{': ' if more else ''}{', '.join(more)}")
     if not all(cost.of_summary(result.summary).complete for result in results):
         lines.append(cost.LOWER_BOUND)
@@ -311,8 +321,10 @@ def short(number: float) -> str:
 
 
 def _rounds(summary: dict[str, Any]) -> str:
-    """`30`, or `12 of 30` for an unfinished run."""
+    """`30`, or `12 of 30` for an unfinished run, or `12` for one that stopped early."""
     wanted = summary["config"].get("rounds", summary["rounds"])
+    if all(summary.get("stopping", {}).get("stopped", [False])):
+        return str(summary["rounds"])
     return str(wanted) if summary["rounds"] == wanted else f"{summary['rounds']} of {wanted}"
 
 

@@ -135,6 +135,11 @@ def _check(world: World, experiment: Experiment, folder: record.Folder, *, resum
         folder.refuse_missing()
     if experiment.run.checkpoint_every:
         checkpoint.require_library()
+    if experiment.run.patience:
+        raise UserError(
+            "Workers cannot stop early yet: leave out patience, or train in one process without "
+            "--workers."
+        )
 
 
 def _prepare(

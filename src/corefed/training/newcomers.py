@@ -203,7 +203,7 @@ def join(
     run = dataclasses.replace(
         experiment.run,
         data=LOCAL, partition="natural", clients=1, cohort=0, keep=1.0, client_column="",
-        validation=_validation_share(data),
+        validation=_validation_share(data), patience=0,
         rounds=len(plan), local_steps=plan[0], seeds=(who.seed,), device=str(place),
     )  # fmt: skip
     experiment = dataclasses.replace(experiment, run=run)

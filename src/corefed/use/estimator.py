@@ -27,6 +27,7 @@ from corefed.settings.config import resolve, to_dict
 from corefed.settings.run import MEMORY, Experiment, Run
 from corefed.training import (
     checkpoint,
+    early,
     fitted,
     reach_fitting,
     record,
@@ -189,7 +190,7 @@ class Federation(ScikitLearn):
             "clients": name -> accuracy (or RMSE) of its personal model; None without test points.
         """
         self._ready()
-        last = next(line for line in reversed(self.history_) if "metrics" in line)
+        last = early.final(self.history_)
         each = zip(*last["clients"], strict=True)
         means = [_mean([value for value in values if value is not None]) for values in each]
         return {

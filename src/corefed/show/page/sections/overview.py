@@ -8,7 +8,7 @@ from typing import Any
 from corefed.settings.run import LOCAL, MEMORY
 from corefed.show.page.content import Command, Fold, Part, ReportTable, Section, Text, Tile, Tiles
 from corefed.show.page.gather import RunFolder, capitalize, score_name, score_text
-from corefed.show.report import sample
+from corefed.show.report import sample, stopped
 from corefed.training import record
 
 METRICS = {"nll": "NLL", "ece": "ECE"}
@@ -32,6 +32,7 @@ def section(run: RunFolder, prefix: str) -> Section:
         )
     notes = run.summary["environment"].get("notes", [])
     notes = [*(f"Metrics are {each}." for each in sample(run.summary)), *notes]
+    notes = [*(f"These are {each}." for each in stopped(run.summary)), *notes]
     parts += [Text(f"Note: {note}") for note in notes]
     if run.summary["data"] not in (LOCAL, MEMORY):
         toml = shlex.quote(str(run.path / record.EXPERIMENT))
