@@ -120,9 +120,7 @@ def split(
 
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([_PURPOSE, seed])))
     pool = _pool(dataset, name)
-    if (test != 1 / TEST_STRIDE or fold is not None) and (
-        name.startswith("shards-") or pool.held_out is not None
-    ):
+    if (test != 1 / TEST_STRIDE or fold is not None) and brings_test_points(spec, dataset):
         whose = f"partition {name}" if name.startswith("shards-") else dataset.name
         raise UserError(
             f"test_fraction is {test:g}, but {whose} has test points of its own; leave it out."
@@ -212,6 +210,12 @@ def _labels(dataset: Dataset) -> Indices:
         return np.zeros(len(dataset.y), dtype=np.int64)
     labels: Indices = dataset.y.numpy()
     return labels
+
+
+def brings_test_points(spec: str, dataset: Dataset) -> bool:
+    """Whether the data or the partition say which points are tested on."""
+    name = spec.partition(":")[0]
+    return name.startswith("shards-") or _pool(dataset, name).held_out is not None
 
 
 def _pool(dataset: Dataset, name: str) -> Pool:

@@ -339,8 +339,12 @@ def _cell(metrics: dict[str, Any], name: str, *, spread: bool = True) -> str:
 
 
 def _std(metrics: dict[str, Any], name: str) -> str:
-    """A dash where there is no such metric, or one seed."""
-    if name not in metrics or len(metrics[name]["per_seed"]) == 1:
+    """A dash where there is no such metric, no test point, or one seed."""
+    if (
+        name not in metrics
+        or len(metrics[name]["per_seed"]) == 1
+        or math.isnan(metrics[name]["std"])
+    ):
         return "-"
     factor, digits = _scale(name)
     return f"{factor * metrics[name]['std']:.{digits}f}"
