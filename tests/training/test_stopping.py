@@ -1,4 +1,4 @@
-"""Early stopping: the rule, the models that are kept, seeds side by side, and runs that are killed."""
+"""Early stopping: the rule, the models that are kept, seeds side by side, and killed runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from corefed.training import candidates, checkpoint, distributed, early, fitted,
 
 SMALL: dict[str, Any] = {
     "method": "independent", "clients": 3, "hidden": "8", "local_steps": 20, "keep": 0.15,
-    "validation": 0.5, "partition": "iid", "learning_rate": 0.9, "device": "cpu", "rounds": 14, "evaluate_every": 1,
-    "patience": 2, "calibrate": "off", "checkpoint_every": 1,
+    "validation": 0.5, "partition": "iid", "learning_rate": 0.9, "device": "cpu", "rounds": 14,
+    "evaluate_every": 1, "patience": 2, "calibrate": "off", "checkpoint_every": 1,
 }  # fmt: skip
 """A few points and large steps: after a few rounds models get worse."""
 

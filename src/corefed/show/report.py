@@ -68,7 +68,35 @@ def _entries(path: Path) -> list[Path]:
 
 
 def load(folders: Sequence[Path]) -> list[RunResult]:
-    return [RunResult(path, *record.read(path)) for path in folders]
+    """The runs in these folders, with the scores of the predictions that they keep."""
+    return [RunResult(path, *_of_kept(*record.read(path))) for path in folders]
+
+
+def of_kept(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary with the scores of the predictions that the run keeps, where it has them.
+
+    They average over other draws of the weights than the last evaluation. Tests, charts and
+    predictions come from what is kept, so that all that is shown is of one set of predictions.
+    """
+    found = summary.get("measures", {})
+    return {
+        **summary,
+        **{key: summary[key] | found[key] for key in ("metrics", "overconfidence") if key in found},
+    }
+
+
+def _of_kept(
+    summary: dict[str, Any], lines: list[dict[str, Any]]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Curves end with these scores as well, as far as the last line is of the same models."""
+    found, last = summary.get("measures", {}).get("metrics", {}), lines[-1] if lines else {}
+    if not found or "metrics" not in last or "kept" in last:
+        return of_kept(summary), lines
+    same = [  # temperatures change the others, and curves are without
+        name for name in found if "calibration" not in last or name.endswith(("_accuracy", "_rmse"))
+    ]
+    metrics = last["metrics"] | {name: found[name]["per_seed"] for name in same}
+    return of_kept(summary), [*lines[:-1], {**last, "metrics": metrics}]
 
 
 class EvaluatedRound(NamedTuple):
@@ -104,7 +132,7 @@ def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[EvaluatedRound]
 
 def metrics_table(summary: dict[str, Any]) -> Table:
     """One row per model, one column per metric, at the end of a run."""
-    metrics = summary["metrics"]
+    metrics = of_kept(summary)["metrics"]
     found = [m for m in HEADINGS if any(f"{model}_{m}" in metrics for model in MODELS)]
     seeds = len(summary["seeds"])
     over = f"mean ± std over {seeds} seeds" if seeds > 1 else f"seed {summary['seeds'][0]}"

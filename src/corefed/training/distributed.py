@@ -29,6 +29,7 @@ from corefed.training import (
     checkpoint,
     fitted,
     joining,
+    measured,
     parts,
     record,
     resuming,
@@ -122,6 +123,8 @@ def train(
     summary = summarise(setup, everyone, lines, began, saves, workers=world.size)
     for note in saves.pace.notes if world.first and saves is not None else ():
         say_note(note)
+    if finished and world.first:
+        summary |= measured.section(out, summary)
     world.agree(lambda: folder.finish(summary) if finished and world.first else None)
     world.done = True
     return Result(summary, finished, setup, servers, temperature)

@@ -1,4 +1,4 @@
-"""A final fit: the settings of a run or a search that were chosen by held-out points, on all points.
+"""A final fit: settings that held-out points have chosen, of a run or a search, on all points.
 
 Nothing is held out, so nothing is validated, and the run cannot stop early. Where the run that the
 settings come from did, the final fit has as many rounds as that run was best at: the median over

@@ -24,6 +24,7 @@ from corefed.training import (
     client_side,
     cost,
     early,
+    measured,
     parts,
     record,
     resuming,
@@ -131,6 +132,8 @@ def train(
         trees = setup.trees(servers, temperature)
         folder.keep(lambda path: saving.keep_models(path, trees))
     summary = summarise(setup, setup.data, lines, began, saves)
+    if folder is not None and finished:
+        summary |= measured.section(folder.path, summary)
     for note in saves.pace.notes if saves is not None else ():
         say_note(note)
     if folder is not None and finished:

@@ -207,9 +207,7 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
             dataset = pool(run, spec, seed, download=download)
         count = partition.client_count(spec, dataset, run.clients)
         check_cohort(run.cohort, count)
-        fraction, unheld = run.test_fraction, ()
-        if fraction == 0:
-            fraction, unheld = _hold_out_nothing(spec, dataset)
+        fraction, unheld = _test_share(run, spec, dataset)
         splits = partition.split(spec, dataset, count, seed, fraction)
         splits = partition.thin(splits, run.keep, seed)
         splits = held_out.with_validation(dataset, splits, run.validation, seed)
@@ -232,8 +230,10 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
     return data
 
 
-def _hold_out_nothing(spec: str, dataset: Dataset) -> tuple[float, tuple[str, ...]]:
-    """The share of points to hold out where none shall be, and a note about it."""
+def _test_share(run: Run, spec: str, dataset: Dataset) -> tuple[float, tuple[str, ...]]:
+    """The share of points to hold out, and a note where that shall be none."""
+    if run.test_fraction:
+        return run.test_fraction, ()
     if partition.brings_test_points(spec, dataset):
         whose = f"the partition {spec}" if spec.startswith("shards-") else dataset.name
         note = f"test_fraction is 0, but {whose} has test points of its own; these are tested on."

@@ -29,6 +29,7 @@ from corefed.training import (
     checkpoint,
     early,
     fitted,
+    measured,
     reach_fitting,
     record,
     rounds,
@@ -229,7 +230,7 @@ class Federation(ScikitLearn):
         target.keep(lambda here: files.replace(here / arguments.FILE, digests.to_json(about)))
         if hasattr(self, "tuning_"):
             target.keep(lambda here: tuned.keep(here, self.tuning_))
-        target.finish(self.summary_)
+        target.finish(self.summary_ | measured.section(path, self.summary_))
         return self._keep_joined(path)
 
     @classmethod
