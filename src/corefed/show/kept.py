@@ -1,8 +1,9 @@
-"""The predictions that two runs keep of the same points, and how far their difference may be off.
+"""The predictions that runs keep: their scores, and how far a difference of two may be off.
 
-A score of a seed's predictions is taken apart into influences of its points (`training/
-clustered.py`), so is the difference of two runs' scores, and its standard error allows for points
-of the same client and seed.
+A run keeps the predictions of its test points (`training/fitted.py`), and their scores in
+`measures` of summary.json. A score of a seed's predictions is taken apart into influences of its
+points (`training/clustered.py`), so is the difference of two runs' scores, and its standard error
+allows for points of the same client and seed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,33 @@ if TYPE_CHECKING:  # torch and numpy take a second
     from corefed.training.clustered import Estimate, Spread
 
 HELD_OUT = "held_out.safetensors"
+
+
+def scores(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary with the scores of the predictions that the run keeps, where it has them.
+
+    They average over other draws of the weights than the last evaluation. Tests, charts and
+    predictions come from what is kept, so that all that is shown is of one set of predictions.
+    """
+    found = summary.get("measures", {})
+    return {
+        **summary,
+        **{key: summary[key] | found[key] for key in ("metrics", "overconfidence") if key in found},
+    }
+
+
+def shown(
+    summary: dict[str, Any], lines: list[dict[str, Any]]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Curves end with these scores as well, as far as the last line is of the same models."""
+    found, last = summary.get("measures", {}).get("metrics", {}), lines[-1] if lines else {}
+    if not found or "metrics" not in last or "kept" in last:
+        return scores(summary), lines
+    same = [  # temperatures change the others, and curves are without
+        name for name in found if "calibration" not in last or name.endswith(("_accuracy", "_rmse"))
+    ]
+    metrics = last["metrics"] | {name: found[name]["per_seed"] for name in same}
+    return scores(summary), [*lines[:-1], {**last, "metrics": metrics}]
 
 
 def spread(

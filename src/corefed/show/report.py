@@ -18,6 +18,7 @@ from rich.table import Table
 from corefed.base import shown
 from corefed.base.errors import UserError
 from corefed.base.panels import panels
+from corefed.show import kept
 from corefed.show.distinguish import differences, labels, words
 from corefed.training import cost, record, summaries
 from corefed.training.record import MODELS, main_model
@@ -69,34 +70,7 @@ def _entries(path: Path) -> list[Path]:
 
 def load(folders: Sequence[Path]) -> list[RunResult]:
     """The runs in these folders, with the scores of the predictions that they keep."""
-    return [RunResult(path, *_of_kept(*record.read(path))) for path in folders]
-
-
-def of_kept(summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary with the scores of the predictions that the run keeps, where it has them.
-
-    They average over other draws of the weights than the last evaluation. Tests, charts and
-    predictions come from what is kept, so that all that is shown is of one set of predictions.
-    """
-    found = summary.get("measures", {})
-    return {
-        **summary,
-        **{key: summary[key] | found[key] for key in ("metrics", "overconfidence") if key in found},
-    }
-
-
-def _of_kept(
-    summary: dict[str, Any], lines: list[dict[str, Any]]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Curves end with these scores as well, as far as the last line is of the same models."""
-    found, last = summary.get("measures", {}).get("metrics", {}), lines[-1] if lines else {}
-    if not found or "metrics" not in last or "kept" in last:
-        return of_kept(summary), lines
-    same = [  # temperatures change the others, and curves are without
-        name for name in found if "calibration" not in last or name.endswith(("_accuracy", "_rmse"))
-    ]
-    metrics = last["metrics"] | {name: found[name]["per_seed"] for name in same}
-    return of_kept(summary), [*lines[:-1], {**last, "metrics": metrics}]
+    return [RunResult(path, *kept.shown(*record.read(path))) for path in folders]
 
 
 class EvaluatedRound(NamedTuple):
@@ -132,7 +106,7 @@ def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[EvaluatedRound]
 
 def metrics_table(summary: dict[str, Any]) -> Table:
     """One row per model, one column per metric, at the end of a run."""
-    metrics = of_kept(summary)["metrics"]
+    metrics = kept.scores(summary)["metrics"]
     found = [m for m in HEADINGS if any(f"{model}_{m}" in metrics for model in MODELS)]
     seeds = len(summary["seeds"])
     over = f"mean ± std over {seeds} seeds" if seeds > 1 else f"seed {summary['seeds'][0]}"
@@ -161,7 +135,13 @@ def _caption(summary: dict[str, Any]) -> str:
     if "overhead_seconds_per_round" in spent:
         said.append(f"{spent['overhead_seconds_per_round']:.2f} s of them not training")
     said.append(cost.of_summary(summary).words)
-    said += [*stopped(summary), *_temperature(summary), *sample(summary), *_coverage(summary)]
+    said += [
+        *auroc(summary),
+        *stopped(summary),
+        *_temperature(summary),
+        *sample(summary),
+        *_coverage(summary),
+    ]
     if "privacy" in summary:
         said.append(_spent(summary["privacy"]))
     return ", ".join(said)
@@ -173,6 +153,16 @@ def _temperature(summary: Mapping[str, Any]) -> list[str]:
     if main is None:
         return []
     return [f"calibrated at temperature {main['temperature']['all_clients']['mean']:.2f}"]
+
+
+def auroc(summary: Mapping[str, Any]) -> list[str]:
+    """Of a classification whose predictions are kept."""
+    found = summary.get("measures", {}).get("auroc", {})
+    if found.get("value") is None:
+        return []
+    ends = found["interval"]
+    more = f" ({ends[0]:.3f} to {ends[1]:.3f})" if ends else ""
+    return [f"AUROC {found['value']:.3f}{more}"]
 
 
 def stopped(summary: Mapping[str, Any]) -> list[str]:

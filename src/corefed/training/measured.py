@@ -32,7 +32,7 @@ from corefed.training import classification, fitted, scoring, summaries
 from corefed.training.classification import Predicted, Thresholds
 
 MOST_CLIENTS = 100
-MOST_NUMBERS = 4_000_000
+MOST_NUMBERS = 1_000_000
 """Points times classes: about a second."""
 BINARY = ("auroc", "auprc", "sensitivity", "specificity", "f1")
 

@@ -82,6 +82,12 @@ def _tiles(run: RunFolder) -> list[Tile]:
         if each is not None:
             more = f"{_spread(run, each, metric)}, {AIDS[metric]}{_before(run, metric)}"
             found.append(Tile(f"{name}, {run.main}", f"{each['mean']:.3f}", more))
+    area = run.summary.get("measures", {}).get("auroc", {})
+    if area.get("value") is not None:
+        ends = area["interval"]
+        more = f"95 % interval {ends[0]:.3f} to {ends[1]:.3f}, " if ends else ""
+        over = f"class {run.labels[1]}" if len(run.labels) == 2 else "mean over classes"
+        found.append(Tile(f"AUROC, {run.main}", f"{area['value']:.3f}", f"{more}{over}"))
     cost = run.summary["cost"]
     sent = (cost["bytes_up"] + cost["bytes_down"]) / 1e6
     found.append(Tile("Time to train", duration(cost["seconds"]), "all seeds together"))
