@@ -29,6 +29,7 @@ pytest.importorskip("vl_convert", reason="the report's extra is not installed")
 from corefed.data.columns import Column
 from corefed.data.preparation import Preparation
 from corefed.settings.config import resolve
+from corefed.show import pairs
 from corefed.show.page import gather, making, paired, points
 from corefed.show.page.content import Missing
 from corefed.show.page.sections import chosen, clients, comparison, trust
@@ -437,7 +438,7 @@ def test_rows_of_a_table_are_decoded() -> None:
 
 def test_seeds_by_hand() -> None:
     """Differences 1, 2, 3: mean 2, std 1, t of 2 degrees at 97.5 % is 4.3027."""
-    found = paired.by_seed([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    found = pairs.by_seed([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
     reach = 4.302652729911275 / math.sqrt(3)
     assert found.mean == pytest.approx(2) and found.pairs == "3 seeds"
     assert (found.low, found.high) == pytest.approx((2 - reach, 2 + reach))
@@ -447,25 +448,8 @@ def test_seeds_by_hand() -> None:
 
 
 def test_seeds_without_spread_are_no_test() -> None:
-    found = paired.by_seed([0.9, 0.8, 0.7], [0.8, 0.7, 0.6])
+    found = pairs.by_seed([0.9, 0.8, 0.7], [0.8, 0.7, 0.6])
     assert found.mean == pytest.approx(0.1) and math.isnan(found.p) and math.isnan(found.low)
-
-
-def test_points_by_hand() -> None:
-    """8 better, 2 worse: p = 2 (C(10,0) + C(10,1) + C(10,2)) / 2^10 = 112 / 1024."""
-    gains = [1.0] * 8 + [-1.0] * 2 + [0.0] * 10
-    owners = [0] * 10 + [1] * 10
-    mean, low, high, p = paired.by_point(gains, owners, classification=True)
-    assert mean == pytest.approx(0.3) and p == pytest.approx(112 / 1024)
-    # sums 6 and 0 of 10 points each: variance 2 (3^2 + 3^2) / 20^2; t of 1 degree is 12.7062
-    reach = 12.706204736174694 * math.sqrt(2 * 18) / 20
-    assert (low, high) == pytest.approx((0.3 - reach, 0.3 + reach))
-
-
-def test_points_of_one_client_have_no_interval() -> None:
-    mean, low, high, p = paired.by_point([1.0, 0.0], [3, 3], classification=True)
-    assert mean == 0.5 and math.isnan(low) and math.isnan(high) and p == 1.0
-    assert paired.by_point([0.0, 0.0], [0, 1], classification=True)[3] == 1.0
 
 
 def test_holm_by_hand() -> None:
@@ -485,22 +469,38 @@ def test_holm_steps_down_and_stops() -> None:
         assert [p <= 0.05 for p in paired.holm(values)] == rejected
 
 
-def test_runs_are_paired_by_points(made: Made) -> None:
+def test_all_that_is_compared_is_of_one_set_of_predictions(made: Made) -> None:
+    """The difference is that of the scores in the table, and of the predictions that are kept."""
     coreset, full, fedavg = gather.read(made.runs)
     found = paired.compare(full, coreset)
-    assert not isinstance(found, Missing) and "test points (McNemar), seed 0" in found.pairs
+    assert not isinstance(found, Missing)
+    assert [each.metric.key for each in found] == ["accuracy", "nll", "auroc"]
     assert not isinstance(full.held_out, Missing) and not isinstance(coreset.held_out, Missing)
     right = [
         (run.held_out["personal.mean"].argmax(-1) == run.held_out["y"]).double().mean()  # type: ignore[index]
         for run in (full, coreset)
     ]
-    assert found.mean == pytest.approx(float(right[0] - right[1]))
+    shown = [run.metrics["personal_accuracy"]["mean"] for run in (full, coreset)]
+    assert shown == pytest.approx([float(each) for each in right])
+    assert found[0].difference == pytest.approx(shown[0] - shown[1])
+    nll = [run.metrics["personal_nll"]["mean"] for run in (full, coreset)]
+    assert found[1].difference == pytest.approx(nll[0] - nll[1])
+    assert found[1].low < found[1].difference < found[1].high
+    for each in found:  # one seed: an interval at most, and no test
+        assert math.isnan(each.p) and each.outcome in ("open", "same")
+    assert full.lines[-1]["metrics"]["personal_accuracy"] == shown[:1], "curves end there"
     assert paired.compare(coreset, coreset) is not None
     other = fedavg._replace(summary={**fedavg.summary, "seeds": [7]})
     assert paired.compare(other, coreset) == "not comparable: no seed that both have"
     config = {**fedavg.summary["config"], "data": "mnist"}
     other = fedavg._replace(summary={**fedavg.summary, "config": config})
     assert paired.compare(other, coreset) == "not comparable: data differs"
+
+
+def test_one_seed_has_no_p_value(made: Made) -> None:
+    page = made.many.read_text(encoding="utf-8")
+    assert "one seed: run three" in page and "&lt; 0.001" not in page
+    assert "Differences from" in page and "AUROC" in page
 
 
 def test_front_by_hand() -> None:

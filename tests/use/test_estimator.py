@@ -420,7 +420,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rounds": "many"}, r"rounds \(Federation\) must be a whole number"),
     ({"data": "mnist"}, "takes no data; it follows from what fit is given"),
     ({"seeds": (0, 1)}, "takes no seeds; write seed"),
-    ({"test_fraction": 0}, "test_fraction is 0; it must be between 0 and 1"),
+    ({"test_fraction": 1}, "test_fraction is 1; it must be at least 0 and below 1"),
     ({"model": nn.Linear(2, 2)}, "model is of type Linear; give a function that makes"),
     ({"model": 3}, "model is of type int"),
     ({"model": "mpl"}, "Did you mean 'mlp'"),

@@ -35,8 +35,8 @@ def measures(
 ) -> None:
     """AUROC, AUPRC, sensitivity, specificity, F1 and confusion matrix on the held-out points."""
     from corefed.show import report
-    from corefed.training import fitted
-    from corefed.use import classification, review  # torch takes a second
+    from corefed.training import classification, fitted
+    from corefed.use import review  # torch takes a second
 
     if model not in (None, "personal", "global"):
         raise UserError(f"--model is {model!r}; it must be personal or global.")

@@ -62,6 +62,8 @@ corefed run --config experiment.toml --hidden 200,100 --set zeta=10
 
 corefed run --model nets:make — nets.py in this folder has def make(inputs, outputs).
 
+corefed run --final runs/chosen — once settings are chosen: the same on all points.
+
 corefed run --resume runs/random — after a crash or Ctrl-C; ends as if it had never stopped.
 
 Settings without a flag are given by --set; `corefed methods NAME --all` lists them."""
@@ -89,6 +91,13 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run in this folder.", metavar="DIR")
     ] = None,
+    final: Annotated[
+        Path | None,
+        typer.Option(
+            help="Fit on all points, with the settings of the run or search in this folder.",
+            metavar="DIR",
+        ),
+    ] = None,
     assignments: SettingOptions = None,
     data_dir: DataDir = None,
     track: Annotated[
@@ -109,9 +118,14 @@ def run(
     place = _place(workers, worker_timeout, out or resume)
     if resume is not None and out is not None:
         raise UserError("--resume goes on in its own folder; leave out --out.")
+    if final is not None and (resume is not None or config is not None):
+        raise UserError(
+            "--final takes all settings from its folder; leave out --resume and --config."
+        )
     with loading("PyTorch", silent=quiet or json):  # seconds, the first time
         from corefed.settings.config import resolve
         from corefed.show import report, tracking
+        from corefed.training import final as last
         from corefed.training import record
 
     given = run_flags(
@@ -135,6 +149,12 @@ def run(
     if resume is not None:
         record.Folder(resume).refuse_missing()
         config = config or record.settings_file(resume)
+    if final is not None:
+        config = record.settings_file(final)
+        changed, said = last.settings(final)
+        given = changed | given
+        if said and not (quiet or json):
+            say(f"final fit: {said}", file=sys.stderr)
     experiment = resolve(config, given, assignments or [])
     folder = resume or out or record.default_folder(experiment.run.data, experiment.run.method)
     if place is None and workers > 1:

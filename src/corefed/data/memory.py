@@ -120,7 +120,7 @@ def federate(pool: GivenPoints, run: Run, fraction: float) -> FederatedData:
     many = []
     for seed in run.seeds:
         splits = pool.splits(fraction, seed)
-        if not any(len(one.test) for one in splits):
+        if fraction and not any(len(one.test) for one in splits):
             raise UserError("No client has points enough to test on; give some as test=.")
         splits = held_out.with_validation(pool.dataset, splits, run.validation, seed)
         data = clients.federate(pool.dataset, splits, scale=scale, memory_mb=bound, names=names)

@@ -123,9 +123,8 @@ def split(
 
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([_PURPOSE, seed])))
     pool = _pool(dataset, name)
-    own_test = name.startswith("shards-") or (benchmark is not None and benchmark.test > 0)
-    if (test != 1 / TEST_STRIDE or fold is not None) and (own_test or pool.held_out is not None):
-        whose = f"partition {name}" if own_test else dataset.name
+    if (test != 1 / TEST_STRIDE or fold is not None) and brings_test_points(spec, dataset):
+        whose = f"partition {name}" if _tests_itself(name) else dataset.name
         raise UserError(
             f"test_fraction is {test:g}, but {whose} has test points of its own; leave it out."
         )
@@ -220,6 +219,18 @@ def _labels(dataset: Dataset) -> Indices:
         return np.zeros(len(dataset.y), dtype=np.int64)
     labels: Indices = dataset.y.numpy()
     return labels
+
+
+def brings_test_points(spec: str, dataset: Dataset) -> bool:
+    """Whether the data or the partition say which points are tested on."""
+    name = spec.partition(":")[0]
+    return _tests_itself(name) or _pool(dataset, name).held_out is not None
+
+
+def _tests_itself(name: str) -> bool:
+    """Whether the protocol says how many points of each client are tested on."""
+    benchmark = published.BENCHMARKS.get(name)
+    return name.startswith("shards-") or (benchmark is not None and benchmark.test > 0)
 
 
 def _pool(dataset: Dataset, name: str) -> Pool:

@@ -149,6 +149,8 @@ def _check_experiment(wanted: Experiment, names: Sequence[str]) -> None:
         raise UserError("A federation trains one run at a time; give it one seed.")
     if run.clients != len(names):
         raise UserError(f"clients is {run.clients}, but the federation has {len(names)}.")
+    if run.patience:
+        raise UserError("A federation cannot stop early yet; leave out patience.")
 
 
 def _build(experiment: Experiment, agreement: Agreement) -> tuple[Method, Tree]:

@@ -94,6 +94,11 @@ def check(experiment: Experiment) -> None:
     fields.check(experiment.settings)
     if not run.client_column:  # otherwise their number is known once they are read
         check_cohort(run.cohort, run.clients)
+    if run.patience and not run.validation:
+        raise UserError(
+            f"patience is {run.patience}: stopping early takes validation points to judge by; give "
+            "a share of the training points, validation=0.2 for example."
+        )
     check_model(run.model)
     class_weights.check(run.class_weights)
     own = getattr(registry.module(run.method), "check", None)

@@ -126,6 +126,12 @@ class Run:
     validation: Annotated[float, SHARE] = 0.0
     """Share of each client's training points that it does not train on, but is validated on:
     what settings are chosen by. Test points are never used for that."""
+    patience: Annotated[NotNegativeInt, Unit("evaluations")] = 0
+    """Stop early: a seed whose validation NLL was not lower than at its best in so many
+    evaluations in a row has stopped, the run ends when all seeds have, and each keeps the models
+    of its best round. 0 trains all rounds. It needs validation points. Schedules and the rise of
+    zeta are laid out for all rounds (planned_rounds), so a run that ends early has not reached
+    their end."""
     calibrate: Literal["auto", "off"] = "auto"
     """Fit a temperature per client on its validation points after the last round, so that
     predictions are right as often as they are confident: auto where there are such points."""

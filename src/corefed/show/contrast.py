@@ -1,17 +1,24 @@
-"""Two runs by one metric: the difference, whether seeds can tell it from chance, and a clause.
+"""Two runs by one metric: the difference, whether it can be told from chance, and a clause.
 
-With three or more seeds in common the difference has Student's 95 % interval over paired seeds. If
-0 is outside, one run is better; otherwise the question is open. Fewer seeds leave it open always.
+With three or more seeds in common the difference has a 95 % interval, which allows for points of
+the same client and seed (`kept.py`); without predictions of both runs, Student's over paired seeds.
+If 0 is outside, one run is better; otherwise the question is open. Fewer seeds leave it open
+always.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from corefed.show import kept
 from corefed.show.pairs import FEWEST_SEEDS, by_seed
 from corefed.training.record import main_model
+
+if TYPE_CHECKING:  # numpy takes a while
+    from corefed.show.report import RunResult
+    from corefed.training.clustered import Spread
 
 Outcome = Literal["better", "worse", "same", "open"]
 
@@ -48,6 +55,7 @@ class Metric(NamedTuple):
 NLL = Metric("nll", "NLL")
 ACCURACY = Metric("accuracy", "accuracy", higher=True, factor=100.0, digits=2, unit=" points")
 RMSE = Metric("rmse", "RMSE")
+AUROC = Metric("auroc", "AUROC", higher=True)
 
 
 class Contrast(NamedTuple):
@@ -59,6 +67,8 @@ class Contrast(NamedTuple):
     low: float  # of mine - other; NaN: there is no interval
     high: float
     seeds: int
+    p: float = math.nan  # NaN: there is no test
+    over: str = ""  # what the interval is over
 
     @property
     def difference(self) -> float:
@@ -68,7 +78,7 @@ class Contrast(NamedTuple):
     def outcome(self) -> Outcome:
         if abs(self.difference) <= ROUNDING:
             return "same"
-        if math.isnan(self.low) or self.low <= 0 <= self.high:
+        if self.seeds < FEWEST_SEEDS or math.isnan(self.low) or self.low <= 0 <= self.high:
             return "open"
         return "better" if (self.difference > 0) == self.metric.higher else "worse"
 
@@ -95,9 +105,9 @@ class Contrast(NamedTuple):
     def why_open(self) -> str:
         """Why an open question stays open."""
         if self.seeds == 1:
-            return "one seed cannot tell a difference from chance"
+            return "one seed cannot tell a difference from chance: run three"
         if self.seeds < FEWEST_SEEDS:
-            return f"{self.seeds} seeds are too few to tell a difference from chance"
+            return f"{self.seeds} seeds are too few to tell a difference from chance: run three"
         if math.isnan(self.low):
             return f"the difference is the same in all {self.seeds} seeds, so it has no interval"
         return f"{self.seeds} seeds cannot tell it from chance"
@@ -105,19 +115,35 @@ class Contrast(NamedTuple):
 
 def values(summary: Mapping[str, Any], metric: Metric) -> dict[int, float]:
     """The metric of the main model by seed; empty where a run has none, or none that is finite."""
-    found = summary["metrics"].get(f"{main_model(summary['metrics'])}_{metric.key}")
-    if found is None or not all(map(math.isfinite, found["per_seed"])):
+    if metric.key == AUROC.key:
+        each = summary.get("measures", {}).get("auroc", {}).get("per_seed", [])
+    else:
+        found = summary["metrics"].get(f"{main_model(summary['metrics'])}_{metric.key}", {})
+        each = found.get("per_seed", [])
+    if not each or any(one is None or not math.isfinite(one) for one in each):
         return {}
-    return dict(zip(summary["seeds"], found["per_seed"], strict=True))
+    return dict(zip(summary["seeds"], each, strict=True))
 
 
-def contrast(
-    one: Mapping[str, Any], two: Mapping[str, Any], metric: Metric, seeds: Sequence[int]
-) -> Contrast:
+def contrast(one: RunResult, two: RunResult, metric: Metric, seeds: Sequence[int]) -> Contrast:
     """The first run against the second over seeds that both have."""
-    mine, theirs = values(one, metric), values(two, metric)
+    mine, theirs = values(one.summary, metric), values(two.summary, metric)
     a, b = [mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]
-    low = high = math.nan
-    if len(seeds) >= FEWEST_SEEDS:
-        _, low, high, _, _ = by_seed(a, b)
-    return Contrast(metric, math.fsum(a) / len(a), math.fsum(b) / len(b), low, high, len(seeds))
+    means = math.fsum(a) / len(a), math.fsum(b) / len(b)
+    if len(seeds) < FEWEST_SEEDS:
+        return Contrast(metric, *means, math.nan, math.nan, len(seeds))
+    found = kept.spread((one.path, one.summary), (two.path, two.summary), metric.key, seeds)
+    if isinstance(found, str):  # no predictions to go by
+        _, low, high, p, _ = by_seed(a, b)
+        return Contrast(metric, *means, low, high, len(seeds), p, "seeds")
+    return interval(metric, *means, found, len(seeds))
+
+
+def interval(metric: Metric, mine: float, other: float, found: Spread, seeds: int) -> Contrast:
+    """The contrast with its interval; a p-value takes three seeds."""
+    difference = mine - other
+    if not found.error > ROUNDING * max(1.0, abs(difference)):
+        return Contrast(metric, mine, other, math.nan, math.nan, seeds, math.nan, found.over)
+    low, high = difference - found.reach, difference + found.reach
+    p = found.p_value(difference) if seeds >= FEWEST_SEEDS else math.nan
+    return Contrast(metric, mine, other, low, high, seeds, p, found.over)

@@ -18,6 +18,7 @@ from rich.table import Table
 from corefed.base import shown
 from corefed.base.errors import UserError
 from corefed.base.panels import panels
+from corefed.show import kept
 from corefed.show.distinguish import differences, labels, words
 from corefed.training import cost, record, summaries
 from corefed.training.record import MODELS, main_model
@@ -68,7 +69,8 @@ def _entries(path: Path) -> list[Path]:
 
 
 def load(folders: Sequence[Path]) -> list[RunResult]:
-    return [RunResult(path, *record.read(path)) for path in folders]
+    """The runs in these folders, with the scores of the predictions that they keep."""
+    return [RunResult(path, *kept.shown(*record.read(path))) for path in folders]
 
 
 class EvaluatedRound(NamedTuple):
@@ -104,7 +106,7 @@ def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[EvaluatedRound]
 
 def metrics_table(summary: dict[str, Any]) -> Table:
     """One row per model, one column per metric, at the end of a run."""
-    metrics = summary["metrics"]
+    metrics = kept.scores(summary)["metrics"]
     found = [m for m in HEADINGS if any(f"{model}_{m}" in metrics for model in MODELS)]
     seeds = len(summary["seeds"])
     over = f"mean ± std over {seeds} seeds" if seeds > 1 else f"seed {summary['seeds'][0]}"
@@ -133,7 +135,13 @@ def _caption(summary: dict[str, Any]) -> str:
     if "overhead_seconds_per_round" in spent:
         said.append(f"{spent['overhead_seconds_per_round']:.2f} s of them not training")
     said.append(cost.of_summary(summary).words)
-    said += [*_temperature(summary), *sample(summary), *_coverage(summary)]
+    said += [
+        *auroc(summary),
+        *stopped(summary),
+        *_temperature(summary),
+        *sample(summary),
+        *_coverage(summary),
+    ]
     if "privacy" in summary:
         said.append(_spent(summary["privacy"]))
     return ", ".join(said)
@@ -145,6 +153,26 @@ def _temperature(summary: Mapping[str, Any]) -> list[str]:
     if main is None:
         return []
     return [f"calibrated at temperature {main['temperature']['all_clients']['mean']:.2f}"]
+
+
+def auroc(summary: Mapping[str, Any]) -> list[str]:
+    """Of a classification whose predictions are kept."""
+    found = summary.get("measures", {}).get("auroc", {})
+    if found.get("value") is None:
+        return []
+    ends = found["interval"]
+    more = f" ({ends[0]:.3f} to {ends[1]:.3f})" if ends else ""
+    return [f"AUROC {found['value']:.3f}{more}"]
+
+
+def stopped(summary: Mapping[str, Any]) -> list[str]:
+    """Of a run that stops early: whose models it keeps."""
+    found = summary.get("stopping")
+    if found is None:
+        return []
+    best = ", ".join(map(str, found["best_round"]))
+    rounds = f"rounds {best} (by seed)" if len(found["best_round"]) > 1 else f"round {best}"
+    return [f"models of {rounds}, the best of {summary['rounds']} by validation NLL"]
 
 
 def sample(summary: Mapping[str, Any]) -> list[str]:
@@ -231,7 +259,7 @@ def legend(results: Sequence[RunResult]) -> list[str]:
         unfinished = _rounds(result.summary)
         more = [f"rounds {unfinished}"] if " of " in unfinished else []
         more += [words(own)] if own else []
-        more += sample(result.summary)
+        more += [*stopped(result.summary), *sample(result.summary)]
         lines.append(f"{number}  {result.path}{': ' if more else ''}{', '.join(more)}")
     if not all(cost.of_summary(result.summary).complete for result in results):
         lines.append(cost.LOWER_BOUND)
@@ -311,8 +339,10 @@ def short(number: float) -> str:
 
 
 def _rounds(summary: dict[str, Any]) -> str:
-    """`30`, or `12 of 30` for an unfinished run."""
+    """`30`, or `12 of 30` for an unfinished run, or `12` for one that stopped early."""
     wanted = summary["config"].get("rounds", summary["rounds"])
+    if all(summary.get("stopping", {}).get("stopped", [False])):
+        return str(summary["rounds"])
     return str(wanted) if summary["rounds"] == wanted else f"{summary['rounds']} of {wanted}"
 
 
@@ -327,8 +357,12 @@ def _cell(metrics: dict[str, Any], name: str, *, spread: bool = True) -> str:
 
 
 def _std(metrics: dict[str, Any], name: str) -> str:
-    """A dash where there is no such metric, or one seed."""
-    if name not in metrics or len(metrics[name]["per_seed"]) == 1:
+    """A dash where there is no such metric, no test point, or one seed."""
+    if (
+        name not in metrics
+        or len(metrics[name]["per_seed"]) == 1
+        or math.isnan(metrics[name]["std"])
+    ):
         return "-"
     factor, digits = _scale(name)
     return f"{factor * metrics[name]['std']:.{digits}f}"

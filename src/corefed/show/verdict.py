@@ -1,9 +1,9 @@
 """Sentences that say what a comparison shows, whatever that is.
 
-They are made from the summaries alone: which run is best, whether federating pays, what a coreset
+They say which run is best, whether federating pays, what a coreset
 costs and saves against all data, whether it beats a random subset, and whether probabilities are
-too bold or too cautious. A sentence claims a difference only where its interval over paired seeds
-leaves 0 out.
+too bold or too cautious. A sentence claims a difference only where its interval leaves 0 out: over
+paired seeds, and over clients too where both runs keep their predictions (`contrast.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from corefed.show.contrast import ACCURACY, NLL, RMSE, Contrast, Metric, contrast, values
+from corefed.show.contrast import ACCURACY, AUROC, NLL, RMSE, Contrast, Metric, contrast, values
 from corefed.show.distinguish import RUN, base_of, differing, labels, plain
 from corefed.show.pairs import FEWEST_SEEDS, by_seed, differs
 from corefed.show.report import RunResult
@@ -32,7 +32,11 @@ class Named(NamedTuple):
     """A run, and what the sentences call it."""
 
     name: str
-    summary: dict[str, Any]
+    result: RunResult
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self.result.summary
 
     @property
     def method(self) -> str:
@@ -51,10 +55,11 @@ class Compared(NamedTuple):
     seeds: list[int]
 
     def against(self, one: Named, two: Named) -> list[Contrast]:
-        """The first run against the second by score and NLL, over the seeds that both have."""
+        """The first run against the second by score, NLL and AUROC, over seeds that both have."""
         seeds = [seed for seed in one.summary["seeds"] if seed in two.summary["seeds"]]
-        metrics = (self.score, NLL) if seeds else ()
-        return [contrast(one.summary, two.summary, metric, seeds) for metric in metrics]
+        areas = all(values(run.summary, AUROC) for run in (one, two))
+        metrics = (self.score, NLL, *([AUROC] if areas else [])) if seeds else ()
+        return [contrast(one.result, two.result, metric, seeds) for metric in metrics]
 
     def mean(self, run: Named, metric: Metric) -> float:
         found = values(run.summary, metric)
@@ -70,7 +75,7 @@ class Compared(NamedTuple):
 def sentences(results: Sequence[RunResult]) -> list[str]:
     """What these runs show; of a single run, whether its probabilities are right."""
     names = labels(results)
-    every = [Named(name, each.summary) for name, each in zip(names, results, strict=True)]
+    every = [Named(name, each) for name, each in zip(names, results, strict=True)]
     apart = _not_comparable(every)
     if apart:
         return [apart]
@@ -109,13 +114,16 @@ def _comparisons(runs: list[Named], score: Metric) -> list[str]:
     said = ["These runs have no seed in common, so none is called the best."]
     if shared:
         said = [_best(compared, NLL), _best(compared, score)]
+        if all(values(run.summary, AUROC) for run in runs):
+            said.append(_best(compared, AUROC))
     said += [*_federating(compared), *_coresets(compared)]
     notes = []
     if any(run.summary["seeds"] != shared for run in runs):
         notes.append("A comparison is over the seeds that its runs have in common.")
     if any("interval" in sentence for sentence in said):
         notes.append(
-            "Intervals are Student's over paired seeds, 95 % each, not corrected for their number."
+            "Intervals are over paired seeds, and over clients where there are five or more, 95 % "
+            "each, not corrected for their number."
         )
     return [*said, *_also_differ(runs), *notes]
 
@@ -129,7 +137,7 @@ def _best(compared: Compared, metric: Metric) -> str:
         compared.runs, key=lambda run: compared.mean(run, metric), reverse=metric.higher
     )
     first, second = ranked[:2]
-    found = contrast(first.summary, second.summary, metric, compared.seeds)
+    found = contrast(first.result, second.result, metric, compared.seeds)
     top = f"{'Highest' if metric.higher else 'Lowest'} {metric.word}: {first.name}"
     own, other = metric.value(found.mine), metric.value(found.other)
     if found.outcome == "same":

@@ -179,6 +179,8 @@ def _progress(look: Snapshot) -> Table:
     left = sum(map(_seconds, look.lines)) / max(1, done) * (rounds - done)
     words = f"{duration(left)} left" if done and not look.finished else ""
     bar = ProgressBar(total=max(1, rounds), completed=done, width=30)
+    early = f"stopped early, after {done} of {rounds} rounds"
+    words = early if look.finished and done < rounds else words
     row.add_row(f"round {done}/{rounds}", bar, words)
     return row
 

@@ -44,8 +44,11 @@ class Temperatures(NamedTuple):
 
 
 def is_wanted(run: Run, t: int) -> bool:
-    """Whether temperatures are fitted after round t (from 0) of a run with validation points."""
-    return run.calibrate == "auto" and t + 1 == run.rounds
+    """Whether temperatures are fitted after round t (from 0) of a run with validation points.
+
+    A run that stops early fits those of the models that it keeps (`stopping.py`).
+    """
+    return run.calibrate == "auto" and t + 1 == run.rounds and not run.patience
 
 
 # --- fitting --------------------------------------------------------------------------------------

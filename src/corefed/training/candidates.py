@@ -40,6 +40,11 @@ def plan(
             "validation is 0: a search needs validation points to choose by. Give a share of the "
             f"training points, {VALIDATION} for example."
         )
+    if experiment.run.patience:
+        raise UserError(
+            "A search ends candidates by its own rule, by halves; leave out patience, and use it "
+            "in the run after the search."
+        )
     if candidates < FEWEST:
         raise UserError(f"candidates is {candidates}; it must be at least {FEWEST}.")
     axes = spaces.axes(experiment, space)

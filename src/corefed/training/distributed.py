@@ -29,6 +29,7 @@ from corefed.training import (
     checkpoint,
     fitted,
     joining,
+    measured,
     parts,
     record,
     resuming,
@@ -122,6 +123,8 @@ def train(
     summary = summarise(setup, everyone, lines, began, saves, workers=world.size)
     for note in saves.pace.notes if world.first and saves is not None else ():
         say_note(note)
+    if finished and world.first:
+        summary |= measured.section(out, summary)
     world.agree(lambda: folder.finish(summary) if finished and world.first else None)
     world.done = True
     return Result(summary, finished, setup, servers, temperature)
@@ -135,6 +138,11 @@ def _check(world: World, experiment: Experiment, folder: record.Folder, *, resum
         folder.refuse_missing()
     if experiment.run.checkpoint_every:
         checkpoint.require_library()
+    if experiment.run.patience:
+        raise UserError(
+            "Workers cannot stop early yet: leave out patience, or train in one process without "
+            "--workers."
+        )
 
 
 def _prepare(

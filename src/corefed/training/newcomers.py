@@ -8,8 +8,8 @@ trains on its own data alone:
                      starts from v again, so that q stays near it
     a start to adapt (per-fedavg, fedavg-ft, fedbabu)   the method's own steps of adapting to the
                      newcomer's training data
-    one model for all (fedavg, fedprox, scaffold, bnfed, submodular-*, shared-start)   fine-tuned: all
-                     steps from the shared model
+    one model for all (fedavg, fedprox, scaffold, bnfed, submodular-*, shared-start)   fine-tuned:
+                     all steps from the shared model
 
 A method that shares nothing (independent) is refused. The newcomer's model has the temperature of
 all clients of the run, or its own, shrunk to that, where it has validation points. How much of its
@@ -210,7 +210,7 @@ def join(
     run = dataclasses.replace(
         experiment.run,
         data=LOCAL, partition="natural", clients=1, cohort=0, keep=1.0, client_column="",
-        validation=_validation_share(data),
+        validation=_validation_share(data), patience=0,
         rounds=len(plan), local_steps=plan[0], seeds=(who.seed,), device=str(place),
     )  # fmt: skip
     work = work_of(run, data.train.x.shape[2:], experiment.run.data)

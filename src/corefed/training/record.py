@@ -33,6 +33,8 @@ from corefed.settings.config import to_dict, to_toml
 from corefed.settings.run import Experiment
 from corefed.training import cost
 from corefed.training.cost import Line as Line
+from corefed.training.kinds import MODELS as MODELS
+from corefed.training.kinds import main_model as main_model
 from corefed.training.summaries import SCHEMA, summarise
 
 if TYPE_CHECKING:  # a record is read without torch
@@ -43,9 +45,6 @@ EXPERIMENT, ROUNDS, SUMMARY = "experiment.toml", "rounds.jsonl", "summary.json"
 STATE = "checkpoint/state.json"
 EVENTS = "events.jsonl"
 """Of a real federation: which clients were missing, refused or late."""
-
-MODELS = ("personal", "global", "localized", "others")
-"""Kinds of models; the first that a method has is its main model."""
 
 
 def default_folder(data: str, method: str) -> Path:
@@ -220,11 +219,6 @@ class Folder:
             yield
         except OSError as error:
             raise UserError(f"Cannot write into {self.path}: {error.strerror}. {kept}.") from error
-
-
-def main_model(metrics: Mapping[str, Any]) -> str:
-    """The first kind in MODELS that has metrics."""
-    return next((m for m in MODELS if any(name.startswith(f"{m}_") for name in metrics)), MODELS[0])
 
 
 def read_lines(path: Path, most: int | None = None) -> tuple[list[Line], int]:

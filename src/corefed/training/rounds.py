@@ -23,6 +23,8 @@ from corefed.training import (
     checkpoint,
     client_side,
     cost,
+    early,
+    measured,
     parts,
     record,
     resuming,
@@ -34,6 +36,7 @@ from corefed.training.evaluate import Evaluation, evaluate
 from corefed.training.loop import Answer, Line, run_rounds, size_of
 from corefed.training.scoring import means_of
 from corefed.training.setup import Setup, Trees, prepare
+from corefed.training.stopping import Stopping
 
 
 class Result(NamedTuple):
@@ -98,26 +101,43 @@ def train(
             folder.append(line, flush=saves is None)
         if folder is not None and saves is not None and saves.due(line["round"], last):
             folder.flush()  # a checkpoint must not outlive the lines of its rounds
+            if ending is not None:
+                saves.close()  # of two saves that are under way, the copies would be too new
+                ending.save(saves.run, values, line["round"])
             saves.save(line["round"], servers, local.take)
         on_round(line)
 
     on_begin(values, lines)
-    saves = None
+    saves, ending = None, None
     if folder is not None and run.checkpoint_every:
         saves = checkpoint.Checkpoints(
             folder.path, values, run.checkpoint_every, run.checkpoint_share, run.checkpoint_minutes
         )
-    clients = Simulation(setup, saves.mark if saves is not None else lambda rows: None)
+    simulation = Simulation(setup, saves.mark if saves is not None else lambda rows: None)
+    if run.patience:
+        ending = Stopping(setup, simulation, lines)
+        if folder is not None and lines:
+            ending.load(folder.path, values, len(lines))
     with saves if saves is not None else nullcontext():
-        servers = run_rounds(setup.method, clients, servers, run, lines, on_round=keep, stop=stop)
-        finished = len(lines) == run.rounds
-        told = lines[-1].get("calibration") if finished else None
+        if not early.is_over(values, lines):
+            servers = run_rounds(
+                setup.method, ending or simulation, servers, run, lines,
+                on_round=keep, stop=lambda: stop() or (ending is not None and ending.over),
+            )  # fmt: skip
+        finished = early.is_over(values, lines)
+        if finished and ending is not None:
+            if saves is not None:
+                saves.close()  # it reads the clients' state
+            servers = ending.restore()
+        told = early.final(lines).get("calibration") if finished else None
         temperature = calibration.stored(calibration.read(told)) if told else None
         if folder is not None and finished and run.checkpoint_every:
             # Beside the last checkpoint, which is still being written.
             trees = setup.trees(servers, temperature)
             folder.keep(lambda path: saving.keep_models(path, trees))
     summary = summarise(setup, setup.data, lines, began, saves)
+    if folder is not None and finished:
+        summary |= measured.section(folder.path, summary)
     for note in saves.pace.notes if saves is not None else ():
         say_note(note)
     if folder is not None and finished:
@@ -180,6 +200,12 @@ class Simulation:
         return Answer(updates, numbers)
 
     def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:
+        return self.assess(
+            t, servers, calibrate=calibration.is_wanted(self.setup.experiment.run, t)
+        )
+
+    def assess(self, t: int, servers: Sequence[Tree], *, calibrate: bool) -> Line:
+        """Metrics of the models as they are now; temperatures are fitted where there are points."""
         data = self.setup.data
         tested = self._evaluate(t, servers, data.test)
         refuse_no_numbers(self.setup.experiment.run, t, tested)
@@ -187,7 +213,7 @@ class Simulation:
         if data.validation is not None:
             found = self._evaluate(t, servers, data.validation, elsewhere=False)
             line["validation"] = found.line(data.labels)["metrics"]
-            if calibration.is_wanted(self.setup.experiment.run, t):
+            if calibrate:
                 line["calibration"] = self._calibrate(t, servers, data.validation, tested)
         return line
 

@@ -210,9 +210,9 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
             dataset = pool(run, spec, seed, download=download)
         count = partition.client_count(spec, dataset, run.clients)
         check_cohort(run.cohort, count)
-        splits = partition.thin(
-            partition.split(spec, dataset, count, seed, run.test_fraction), run.keep, seed
-        )
+        fraction, unheld = _test_share(run, spec, dataset)
+        splits = partition.split(spec, dataset, count, seed, fraction)
+        splits = partition.thin(splits, run.keep, seed)
         splits = held_out.with_validation(dataset, splits, run.validation, seed)
         names = partition.client_names(spec, dataset, count)
         data = federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
@@ -223,12 +223,7 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
             notes = (*notes, *validation.find_warnings(dataset), *hints.find(dataset, splits))
         if seed == run.seeds[0] and run.data.startswith((*OWN, *datasets.IMAGES)):
             data = data._replace(fingerprint=fingerprint.of(dataset))
-        if run.test_fraction == 0:
-            notes = (
-                *notes,
-                "test_fraction is 0: all points are trained on, so nothing says how good these "
-                "models are but the run that the settings were chosen by.",
-            )
+        notes = (*notes, *unheld)
         if count != run.clients != Run.clients:
             notes = (*notes, f"clients is {run.clients}, but the data have {count}: all take part.")
         many.append(data._replace(notes=notes))
@@ -236,6 +231,20 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
     for note in data.notes:
         say_note(note)
     return data
+
+
+def _test_share(run: Run, spec: str, dataset: Dataset) -> tuple[float, tuple[str, ...]]:
+    """The share of points to hold out, and a note where that shall be none."""
+    if run.test_fraction:
+        return run.test_fraction, ()
+    if partition.brings_test_points(spec, dataset):
+        whose = f"the partition {spec}" if spec.startswith("shards-") else dataset.name
+        note = f"test_fraction is 0, but {whose} has test points of its own; these are tested on."
+        return Run.test_fraction, (note,)
+    return 0.0, (
+        "test_fraction is 0: all points are trained on, so nothing says how good these models are "
+        "but the run that the settings were chosen by.",
+    )
 
 
 def pool(

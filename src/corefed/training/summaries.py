@@ -5,6 +5,9 @@ and the metrics of the test and the validation points at them. Metrics in rounds
 temperatures in every line, so that they make one curve. `metrics` in summary.json are of the models
 as they are kept and predict, with temperatures; `calibration` has the values before and after.
 Accuracy and RMSE are the same in both. `validation` is without: settings are compared by it.
+
+A run that stops early keeps the models of each seed's best round. The line of its last round has
+their metrics in `kept`, and `stopping` says which rounds these are (`early.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from corefed import __version__
-from corefed.training import before_and_after, cost
+from corefed.training import before_and_after, cost, early
 from corefed.training.cost import Line
 
 SCHEMA = 1
@@ -26,23 +29,25 @@ SCHEMA = 1
 def summarise(
     values: Mapping[str, Any], lines: Sequence[Line], environment: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The content of summary.json. Metrics are of the last evaluated round, not of the best.
+    """The content of summary.json.
 
+    Metrics are of the last evaluated round, not of the best, except where a run stops early.
     Metrics of a calibrated run are at its temperatures, as the module says. Costs are sums over
     seeds. Seconds are of training, selection included and evaluation not; passes include selection
     (`cost.py`). A simulation adds passes over its training points and wall_seconds, which start-up,
     evaluation and files take part in. `evaluated_clients` is there where metrics are of a sample.
     """
-    last = next((line for line in reversed(lines) if "metrics" in line), {})
+    last = early.final(lines)
     calibrated: Line = last.get("calibration", {})
     evaluated: dict[str, list[float]] = last.get("metrics", {}) | calibrated.get("metrics", {})
     bold: Line = last.get("overconfidence", {}) | calibrated.get("overconfidence", {})
-    coreset = lines[-1]["coreset"] if lines else {}
+    coreset = last["kept"]["coreset"] if "kept" in last else lines[-1]["coreset"] if lines else {}
     seconds = sum(line["seconds"] for line in lines)
     return {
         "schema": SCHEMA,
         **{key: values[key] for key in ("method", "data", "partition", "clients")},
         "rounds": len(lines),
+        **early.section(values, lines),
         "seeds": values["seeds"],
         **({"evaluated_clients": last["evaluated_clients"]} if "evaluated_clients" in last else {}),
         "config": dict(values),

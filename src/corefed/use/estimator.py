@@ -27,7 +27,9 @@ from corefed.settings.config import resolve, to_dict
 from corefed.settings.run import MEMORY, Experiment, Run
 from corefed.training import (
     checkpoint,
+    early,
     fitted,
+    measured,
     reach_fitting,
     record,
     rounds,
@@ -57,7 +59,7 @@ class Federation(ScikitLearn):
         seed: Of the initial weights, the noise and the held-out points. Several seeds train several
             repetitions; the first one predicts.
         test_fraction: Share of each client's points, per class, that is held out where `fit` gets
-            no test points.
+            no test points; 0 trains on all points, once settings are chosen, and tests nothing.
         tune: Search settings before training, as `corefed tune` does: True, or a dictionary with
             any of `candidates` (16), `space` (setting -> "0.001..0.1", (low, high), or a list of
             values) and `validation` (0.2, the share of training points to choose by). Then all
@@ -189,7 +191,7 @@ class Federation(ScikitLearn):
             "clients": name -> accuracy (or RMSE) of its personal model; None without test points.
         """
         self._ready()
-        last = next(line for line in reversed(self.history_) if "metrics" in line)
+        last = early.final(self.history_)
         each = zip(*last["clients"], strict=True)
         means = [_mean([value for value in values if value is not None]) for values in each]
         return {
@@ -228,7 +230,7 @@ class Federation(ScikitLearn):
         target.keep(lambda here: files.replace(here / arguments.FILE, digests.to_json(about)))
         if hasattr(self, "tuning_"):
             target.keep(lambda here: tuned.keep(here, self.tuning_))
-        target.finish(self.summary_)
+        target.finish(self.summary_ | measured.section(path, self.summary_))
         return self._keep_joined(path)
 
     @classmethod
@@ -270,8 +272,10 @@ class Federation(ScikitLearn):
                 f"model is of type {type(self.model).__name__}; give a function that makes an "
                 "nn.Module, its class, or its name."
             )
-        if not 0 < self.test_fraction < 1:
-            raise UserError(f"test_fraction is {self.test_fraction}; it must be between 0 and 1.")
+        if not 0 <= self.test_fraction < 1:
+            raise UserError(
+                f"test_fraction is {self.test_fraction}; it must be at least 0 and below 1."
+            )
         flags: dict[str, Any] = {"data": MEMORY, "method": self.method, "seeds": self.seed}
         flags |= {"model": arguments.model_name(self.model), **self._settings}
         flags |= given or {"clients": self._settings.get("cohort") or 1}  # not known yet

@@ -22,7 +22,7 @@ from corefed.data.inputs import Inputs
 from corefed.data.raw import Raw
 from corefed.models.own import Factory
 from corefed.settings.run import MEMORY
-from corefed.training import record, saving
+from corefed.training import measured, record, saving
 from corefed.training.fitted import Fitted
 from corefed.training.newcomers import Newcomer
 from corefed.training.reach import Reach
@@ -192,4 +192,4 @@ def keep(place: Path, joined: Newcomer) -> None:
         folder.append(line)
     trees = joined.setup.trees([joined.server], joined.temperature)
     folder.keep(lambda path: saving.keep_models(path, trees))
-    folder.finish(joined.summary)
+    folder.finish(joined.summary | measured.section(place, joined.summary))

@@ -119,6 +119,8 @@ def as_federated(given: Experiment, clients: int) -> Experiment:
         raise UserError("A federation trains with one seed; give one, as in --set seeds=0.")
     if given.run.cohort > clients:
         raise UserError(f"cohort is {given.run.cohort}; there are only {clients} clients.")
+    if given.run.patience:
+        raise UserError("A federation cannot stop early yet; leave out patience.")
     run = dataclasses.replace(given.run, data=LOCAL, clients=clients, partition="")
     return dataclasses.replace(given, run=run)
 

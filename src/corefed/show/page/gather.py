@@ -116,17 +116,41 @@ def _read_run(result: report.RunResult, label: str) -> RunFolder:
     about = _or_reason(lambda: fitted.read_data(path))
     if isinstance(about, Missing):
         return RunFolder(path, label, summary, lines, experiment, about, (), about, about)
+    held_out = _or_reason(lambda: fitted.read_tensors(path, fitted.HELD_OUT))
     return RunFolder(
         path,
         label,
         summary,
-        lines,
+        lines if isinstance(held_out, Missing) else _clients_of_kept(summary, lines, held_out),
         experiment,
         about["clients"],
         tuple(Preparation.from_dict(each) for each in about["preparations"]),
         _or_reason(lambda: fitted.read_tensors(path, fitted.MODELS)),
-        _or_reason(lambda: fitted.read_tensors(path, fitted.HELD_OUT)),
+        held_out,
     )
+
+
+def _clients_of_kept(
+    summary: dict[str, Any], lines: list[dict[str, Any]], held_out: Tree
+) -> list[dict[str, Any]]:
+    """The lines; the last has the clients' scores of the predictions that are kept.
+
+    Of a run that ended early they are of its best round, as its other scores are.
+    """
+    kind = next((each for each in fitted.KINDS if f"{each}.mean" in held_out), "")
+    last = lines[-1] if lines else {}
+    if not kind or "clients" not in last or "metrics" not in summary.get("measures", {}):
+        return lines
+    mean, y, count = held_out[f"{kind}.mean"], held_out["y"], summary["clients"]
+    loss = (
+        (mean - y).square().mean(-1) if y.is_floating_point() else (mean.argmax(-1) == y).double()
+    )
+    points = held_out["row"].bincount(minlength=count * len(summary["seeds"]))
+    sums = held_out["row"].bincount(loss.double(), minlength=len(points))
+    score = (sums / points).sqrt() if y.is_floating_point() else sums / points
+    found = [None if value != value else value for value in score.tolist()]
+    clients = [found[g : g + count] for g in range(0, len(found), count)]
+    return [*lines[:-1], {**last, "clients": clients}]
 
 
 def _or_reason(read: Callable[[], T]) -> T | Missing:

@@ -14,9 +14,9 @@ from corefed.base.tables import markdown_table
 from corefed.data.preparation import Preparation
 from corefed.settings.config import to_dict
 from corefed.settings.fields import to_flat
-from corefed.training import record
+from corefed.training import classification, record
 from corefed.training.fitted import Fitted
-from corefed.use import classification, review, selective
+from corefed.use import review, selective
 from corefed.use.export import measures
 from corefed.use.export.network import ExportedNetwork
 from corefed.use.review import PredictionSettings

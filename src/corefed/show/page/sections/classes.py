@@ -17,8 +17,7 @@ from corefed.show.page.content import (
     missing,
 )
 from corefed.show.page.gather import RunFolder
-from corefed.training import fitted
-from corefed.use import classification
+from corefed.training import classification, fitted
 
 NAMES = {
     "auroc": "AUROC",
@@ -43,15 +42,14 @@ def section(run: RunFolder, prefix: str) -> Section:
         return Section(name, title, "", [missing("No client of this run has test points.")])
     chosen = classification.take(_validation(run), kind, 0, len(run.names))
     at = classification.thresholds(chosen, len(run.labels))
-    two = len(run.labels) == 2
-    all_ = classification.measure(found, run.labels, at, intervals=two)
+    all_ = classification.measure(found, run.labels, at)
     aid = (
         "Each class against all others. AUROC: how often a point of the class has a higher "
         "probability for it than another point. Sensitivity: the share of the class that is found; "
         f"specificity: the share of the others that is not mistaken for it. "
         f"{classification.how(all_, len(run.labels))}"
     )
-    parts: list[Part] = [_by_class(all_, kind, run.seeds[0], two), _by_client(run, found, at)]
+    parts: list[Part] = [_by_class(all_, kind, run.seeds[0]), _by_client(run, found, at)]
     if len(run.labels) <= MOST_CLASSES:
         parts.append(Fold("Confusion matrix", _confusion(all_["confusion"], run.labels)))
     return Section(name, title, aid, parts)
@@ -74,7 +72,7 @@ def _cell(value: dict[str, Any]) -> TableCell:
     return TableCell(f"{value['value']:.3f}{more}", value["value"])
 
 
-def _by_class(found: dict[str, Any], kind: str, seed: int, two: bool) -> ReportTable:
+def _by_class(found: dict[str, Any], kind: str, seed: int) -> ReportTable:
     rows: list[Row] = [
         (
             label,
@@ -83,16 +81,12 @@ def _by_class(found: dict[str, Any], kind: str, seed: int, two: bool) -> ReportT
         )
         for label, each in found["classes"].items()
     ]
-    areas = ""
-    if two:
-        whole = found["clients"] >= classification.CLUSTERS
-        areas = f"; areas: bootstrap over {'clients' if whole else 'points'}"
     return ReportTable(
         f"By class: {kind} models, {found['points']:,} test points, seed {seed}",
         ("class", "points", *NAMES.values()),
         rows,
         sortable=True,
-        note=f"95 % intervals (proportions: Wilson{areas}).",
+        note=f"95 % intervals over {found['intervals_over']}.",
     )
 
 

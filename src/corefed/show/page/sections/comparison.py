@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from corefed.show import distinguish, verdict
+from corefed.show.contrast import Contrast
 from corefed.show.page import charts, paired
 from corefed.show.page.content import (
     DASH,
     Figure,
     Figures,
+    Fold,
     Missing,
     Part,
     ReportTable,
@@ -31,7 +34,7 @@ from corefed.show.page.gather import (
     score_text,
 )
 from corefed.show.page.sections import learning
-from corefed.show.pairs import Difference
+from corefed.show.pairs import FEWEST_SEEDS
 from corefed.show.report import curve
 from corefed.training.cost import of_summary
 
@@ -68,7 +71,7 @@ def sections(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Section]:
 def table(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Part]:
     """The results of every run, and the difference from the baseline where they can be paired."""
     found = {run.path: paired.compare(run, baseline) for run in runs if run is not baseline}
-    tested = [d for d in found.values() if not isinstance(d, Missing)]
+    tested = [d for many in found.values() if not isinstance(many, Missing) for d in many]
     corrected = dict(zip(map(id, tested), paired.holm([d.p for d in tested]), strict=True))
     differing = [
         key for key in ("data", "partition", "clients") if len({r.summary[key] for r in runs}) > 1
@@ -82,11 +85,11 @@ def table(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Part]:
     scores = [f"{m}, {unit}" for m in models]
     heads = ["run", *differing, *scores[:1], "difference", "95 % interval", "p (Holm)"]
     heads += [*scores[1:], "NLL", "ECE", "k/n, %", "seeds", "rounds", "seconds", "MB sent"]
-    heads += ["passes", "paired by", "differs in", "folder"]
+    heads += ["passes", "interval over", "differs in", "folder"]
     own = distinguish.differences([run.result for run in runs])
     rows: list[Row] = []
     for run, settings in zip(runs, own, strict=True):
-        *difference, pairs = _difference(run, found.get(run.path), corrected)
+        *difference, pairs = _difference(found.get(run.path), corrected)
         each = [_score(run, f"{m}_{run.score}") for m in models]
         rows.append(
             (
@@ -110,27 +113,48 @@ def table(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Part]:
     over = "mean ± std over seeds" if any(len(run.seeds) > 1 for run in runs) else "one seed"
     caption = f"Last evaluated round, {over}; costs are totals over seeds"
     note = f"{_explain(tested)}{learning.lower_bound(runs)}".strip()
-    parts: list[Part] = [ReportTable(caption, heads, rows, sortable=True, note=note)]
+    parts: list[Part] = [
+        ReportTable(caption, heads, rows, sortable=True, note=note),
+        *_by_metric(runs, baseline, found, corrected),
+    ]
     reasons = {
         f"{run.label}: {d}." for run in runs if isinstance(d := found.get(run.path), Missing)
     }
     return parts + [missing(reason) for reason in sorted(reasons)]
 
 
-def _explain(tested: Sequence[Difference]) -> str:
+def _by_metric(
+    runs: Sequence[RunFolder],
+    baseline: RunFolder,
+    found: Mapping[Path, list[Contrast] | Missing],
+    corrected: dict[int, float],
+) -> list[Part]:
+    """Every metric that runs are tested by, folded away: the table above has the first."""
+    rows: list[Row] = [
+        (run.label, each.metric.word, *_cells(each, corrected))
+        for run in runs
+        if not isinstance(many := found.get(run.path, []), Missing)
+        for each in many
+    ]
+    if not rows:
+        return []
+    heads = ("run", "metric", "difference", "95 % interval", "p (Holm)", "interval over")
+    caption = f"Differences from {baseline.label} by score, NLL and AUROC"
+    return [Fold(caption, ReportTable(caption, heads, rows, sortable=True))]
+
+
+def _explain(tested: Sequence[Contrast]) -> str:
     if not tested:
         return ""
-    words = []
-    if any("seeds" in each.pairs for each in tested):
+    words = [
+        "Differences, intervals and p-values are of the test points' predictions that runs keep, "
+        "as the scores are. Intervals allow for points of the same client, where there are five "
+        "or more, and of the same seed, where there are three or more."
+    ]
+    if any(each.seeds < FEWEST_SEEDS for each in tested):
         words.append(
-            "Paired by seeds: Student's interval of the differences, over the seeds of both runs."
-        )
-    if any("test points" in each.pairs for each in tested):
-        words.append(
-            "Paired by test points: McNemar's exact test (regression: a t-test of squared errors); "
-            "the interval allows for correlation within a client. These are the predictions saved "
-            "at the end of a run, averaged over other weight samples than its evaluation. They "
-            "compare these trained models, not training with another seed."
+            "With fewer than three seeds there is no p-value: they compare these trained models, "
+            "not training with another seed. Run three."
         )
     tests = sum(not math.isnan(each.p) for each in tested)
     if tests > 1:
@@ -160,21 +184,27 @@ def _metric(run: RunFolder, metric: str) -> TableCell:
 
 
 def _difference(
-    run: RunFolder, found: Difference | Missing | None, corrected: dict[int, float]
+    found: list[Contrast] | Missing | None, corrected: dict[int, float]
 ) -> tuple[str | TableCell, ...]:
     if found is None:
         return TableCell("baseline", 0.0), number(None), number(None), DASH
     if isinstance(found, Missing):
         return number(None), number(None), number(None), "see below"
-    squared = "squared errors" in found.pairs
-    factor, form = (100, "+.2f") if run.score == "accuracy" else (1, "+.3g")
+    return _cells(found[0], corrected)
+
+
+def _cells(found: Contrast, corrected: dict[int, float]) -> tuple[str | TableCell, ...]:
+    factor = found.metric.factor
+    form = {"accuracy": "+.2f", "rmse": "+.3g"}.get(found.metric.key, "+.3f")
     ends = f"{factor * found.low:{form}} to {factor * found.high:{form}}"
     p = corrected[id(found)]
+    few = "one seed: run three" if found.seeds == 1 else "two seeds: run three"
+    test = few if found.seeds < FEWEST_SEEDS else DASH
     return (
-        TableCell(f"{factor * found.mean:{form}}{' (MSE)' if squared else ''}", found.mean),
+        TableCell(f"{factor * found.difference:{form}}", found.difference),
         TableCell(DASH if math.isnan(found.low) else ends, found.low),
-        TableCell(DASH if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001", p),
-        found.pairs,
+        TableCell(test if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001", p),
+        found.over or DASH,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from corefed.settings.run import LOCAL, MEMORY
 from corefed.show.page.content import Command, Fold, Part, ReportTable, Section, Text, Tile, Tiles
 from corefed.show.page.gather import RunFolder, capitalize, score_name, score_text
-from corefed.show.report import sample
+from corefed.show.report import sample, stopped
 from corefed.training import record
 
 METRICS = {"nll": "NLL", "ece": "ECE"}
@@ -32,6 +32,7 @@ def section(run: RunFolder, prefix: str) -> Section:
         )
     notes = run.summary["environment"].get("notes", [])
     notes = [*(f"Metrics are {each}." for each in sample(run.summary)), *notes]
+    notes = [*(f"These are {each}." for each in stopped(run.summary)), *notes]
     parts += [Text(f"Note: {note}") for note in notes]
     if run.summary["data"] not in (LOCAL, MEMORY):
         toml = shlex.quote(str(run.path / record.EXPERIMENT))
@@ -81,6 +82,12 @@ def _tiles(run: RunFolder) -> list[Tile]:
         if each is not None:
             more = f"{_spread(run, each, metric)}, {AIDS[metric]}{_before(run, metric)}"
             found.append(Tile(f"{name}, {run.main}", f"{each['mean']:.3f}", more))
+    area = run.summary.get("measures", {}).get("auroc", {})
+    if area.get("value") is not None:
+        ends = area["interval"]
+        more = f"95 % interval {ends[0]:.3f} to {ends[1]:.3f}, " if ends else ""
+        over = f"class {run.labels[1]}" if len(run.labels) == 2 else "mean over classes"
+        found.append(Tile(f"AUROC, {run.main}", f"{area['value']:.3f}", f"{more}{over}"))
     cost = run.summary["cost"]
     sent = (cost["bytes_up"] + cost["bytes_down"]) / 1e6
     found.append(Tile("Time to train", duration(cost["seconds"]), "all seeds together"))

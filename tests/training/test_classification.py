@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from commands import SMALL, corefed
 
-from corefed.training import fitted
-from corefed.use import classification
-from corefed.use.classification import Predicted
+from corefed.training import classification, fitted, measured
+from corefed.training.classification import Predicted
 from corefed.use.export import package
 
 
@@ -67,9 +66,8 @@ def test_several_classes_go_by_the_most_probable() -> None:
     assert told["confusion"] == [[1, 0, 0], [0, 1, 0], [1, 0, 0]]
 
 
-def test_intervals_draw_whole_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six clients, each all right or all wrong: points drawn one by one would seem too sure."""
-    monkeypatch.setattr(classification, "DRAWS", 100)
+def test_intervals_allow_for_clients() -> None:
+    """Six clients, each all right or all wrong: points one by one would seem too sure."""
     y = np.tile([0, 1], 120).tolist()
     client = np.repeat(np.arange(6), 40)
     right = client % 2 == 0
@@ -84,8 +82,7 @@ def test_intervals_draw_whole_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wide > 2 * narrow
 
 
-def test_the_command_the_card_and_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classification, "DRAWS", 20)
+def test_the_command_the_card_and_the_page(tmp_path: Path) -> None:
     run = tmp_path / "run"
     made = corefed("run", *SMALL, "--set=validation=0.2", "--out", run, "--quiet")
     assert made.code == 0, made.err
@@ -117,3 +114,56 @@ def test_a_regression_has_other_measures(tmp_path: Path) -> None:
     assert corefed(*run, "--out", tmp_path / "run").code == 0
     told = corefed("measures", tmp_path / "run")
     assert told.code == 2 and "predicts numbers" in told.err
+
+
+def test_several_seeds_have_means_and_one_interval() -> None:
+    g = np.random.default_rng(0)
+    seeds = []
+    for _ in range(3):
+        y = g.integers(2, size=60)
+        seeds.append(two((0.5 + 0.3 * (y - 0.5) + 0.15 * g.normal(size=60)).clip(0, 1).tolist(), y,
+                         (np.arange(60) % 6).tolist()))  # fmt: skip
+    told = classification.measure_seeds(seeds, ("well", "ill"), [None] * 3)
+    single = [classification.measure(one, ("well", "ill"), None) for one in seeds]
+    for name in ("auroc", "auprc", "sensitivity", "f1"):
+        each = [one["classes"]["ill"][name]["value"] for one in single]
+        found = told["classes"]["ill"][name]
+        assert found["value"] == pytest.approx(np.mean(each))
+        assert found["interval"][0] < found["value"] < found["interval"][1]
+    assert told["intervals_over"] == "clients and seeds" and told["seeds"] == 3
+    assert told["confusion"] == np.sum([one["confusion"] for one in single], 0).tolist()
+    assert told["points"] == 180
+
+
+@pytest.mark.parametrize("seeds", ["0", "0,1,2"])
+def test_the_record_has_them(tmp_path: Path, seeds: str) -> None:
+    run = tmp_path / "run"
+    made = corefed("run", *SMALL, "--seed", seeds, "--out", run, "--quiet")
+    assert made.code == 0, made.err
+    told = json.loads((run / "summary.json").read_text())["measures"]
+    held = fitted.read_tensors(run, fitted.HELD_OUT)
+    right = (held["personal.mean"].argmax(-1) == held["y"]).double().view(len(seeds.split(",")), -1)
+    assert told["metrics"]["personal_accuracy"]["per_seed"] == right.mean(1).tolist()
+    assert set(told["metrics"]) == {
+        f"{kind}_{name}"
+        for kind in ("personal", "global")
+        for name in ("accuracy", "nll", "ece", "brier")
+    }
+    assert told["points"] == len(held["y"]) == sum(map(sum, told["confusion"]))
+    assert len(told["auroc"]["per_seed"]) == len(seeds.split(","))
+    assert told["auroc"]["value"] == pytest.approx(np.mean(told["auroc"]["per_seed"]))
+    assert list(told["clients"]) == [f"client {i}" for i in range(4)]
+    one = told["classes"]["3"]
+    assert set(one) == {"points", "threshold", *measured.BINARY}
+    if seeds == "0":
+        seen = json.loads(corefed("measures", run, "--json").out)
+        assert seen["classes"] == told["classes"], "the command says what the record says"
+
+
+def test_a_regression_has_its_metrics_in_the_record(tmp_path: Path) -> None:
+    flags = ["--method=pfedbayes", "--rounds=1", "--local-steps=2", "--set=hidden=4"]
+    run = ["run", "--data=synthetic-regression", *flags, "--device=cpu", "--quiet"]
+    assert corefed(*run, "--out", tmp_path / "run").code == 0
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())["measures"]
+    assert set(told) == {"metrics"}
+    assert set(told["metrics"]) == {"personal_rmse", "personal_nll", "global_rmse", "global_nll"}
