@@ -207,19 +207,20 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
             dataset = pool(run, spec, seed, download=download)
         count = partition.client_count(spec, dataset, run.clients)
         check_cohort(run.cohort, count)
-        splits = partition.thin(
-            partition.split(spec, dataset, count, seed, run.test_fraction), run.keep, seed
-        )
-        splits = held_out.with_validation(dataset, splits, run.validation, seed)
+        splits = split(run, spec, dataset, count, seed)
         names = partition.client_names(spec, dataset, count)
-        data = federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
-        notes = (*data.notes, *partition.notes(spec, splits, dataset))
+        # What looks at all rows comes before the clients' tensors, which take as much memory again.
+        said = partition.notes(spec, splits, dataset)
         if seed == run.seeds[0]:
-            notes = (*notes, *held_out.validation_notes(splits, dataset, names))
+            said = [*said, *held_out.validation_notes(splits, dataset, names)]
         if seed == run.seeds[0] and run.data.startswith(OWN):
-            notes = (*notes, *validation.find_warnings(dataset), *hints.find(dataset, splits))
+            said = [*said, *validation.find_warnings(dataset), *hints.find(dataset, splits)]
+        mark = None
         if seed == run.seeds[0] and run.data.startswith((*OWN, *datasets.IMAGES)):
-            data = data._replace(fingerprint=fingerprint.of(dataset))
+            mark = fingerprint.of(dataset)
+        data = federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
+        data = data._replace(fingerprint=mark)
+        notes = (*data.notes, *said)
         if run.test_fraction == 0:
             notes = (
                 *notes,
@@ -233,6 +234,13 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
     for note in data.notes:
         say_note(note)
     return data
+
+
+def split(run: Run, spec: str, dataset: Dataset, count: int, seed: int) -> list[partition.Split]:
+    """The training, test and validation points of each of `count` clients."""
+    splits = partition.split(spec, dataset, count, seed, run.test_fraction)
+    splits = partition.thin(splits, run.keep, seed)
+    return held_out.with_validation(dataset, splits, run.validation, seed)
 
 
 def pool(
