@@ -97,17 +97,17 @@ def measure_all(
             path = Path(temporary) / f"{number}.{table.kind}"
             make(table, path)
             # Parquet files were not read in bounded memory before.
-            codes = [None, *(sources if table.kind == "csv" else ())]
-            runs: dict[str, list[dict[str, Any]]] = {str(code or ""): [] for code in codes}
+            codes = ["", *(map(str, sources) if table.kind == "csv" else ())]
+            runs: dict[str, list[dict[str, Any]]] = {code: [] for code in codes}
             for repeat in range(table.repeats):
                 for code in codes:
-                    console.print(f"{path.name}, {table.rows:,} rows, run {repeat + 1}, {code}")
-                    words = str(path), str(table.rounds), str(code or "")
-                    runs[str(code or "")].append(isolated.measure(__name__, *words))
+                    console.print(f"{path.name}, {table.rows:,} rows, run {repeat + 1} {code}")
+                    words = str(path), str(table.rounds), code
+                    runs[code].append(isolated.measure(__name__, *words))
             path.unlink()
-            for where, rows in runs.items():
+            for code, rows in runs.items():
                 middle = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
-                about = {**table._asdict(), "code": where and Path(where).name}
+                about = {**table._asdict(), "code": code and Path(code).name}
                 found.append({**about, **middle})
     return found
 
