@@ -54,7 +54,7 @@ def bench(
         typer.Option(
             "--from",
             help="engine, pfl, selectors, defaults: show this result file, train nothing. engine "
-            "and pfl take several, each with its own --from.",
+            "and pfl take several, each with its own --from. tables: another checkout to measure.",
         ),
     ] = None,
 ) -> None:

@@ -99,7 +99,7 @@ def test_several_widths_are_stacked_with_equal_weight() -> None:
         torch.testing.assert_close(block.sum(1).norm(dim=-1), torch.ones(2))
     log_p = potentials.draw(
         model, gaussian.widen(q, 4.0), data, 30, Streams([Who(0, 0), Who(0, 1)], 0), "coreset/4", 4
-    ).log_p
+    )
     wide = potentials.potentials(log_p, weight > 0)
     wide = wide / wide.sum(1).norm(dim=-1).view(-1, 1, 1)
     torch.testing.assert_close(both[..., 30:], wide)

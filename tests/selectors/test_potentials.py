@@ -13,6 +13,8 @@ from corefed.base.types import ClientData
 from corefed.bayes import gaussian
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.models.network import from_module, mlp
+from corefed.selectors import sketches
+from corefed.selectors.frame import Look
 from corefed.selectors.potentials import draw, potentials, relative_error
 
 LIKELIHOODS = [Categorical(3), Gaussian(2, 0.8), Gaussian(2, 0.8, learn_noise=True)]
@@ -85,7 +87,7 @@ def test_y_is_the_potential_of_all_data_and_errors_are_relative_to_it() -> None:
 def test_full_draws_are_log_likelihoods_under_pi(likelihood: Likelihood) -> None:
     model = mlp((2, 4, likelihood.outputs), likelihood)
     data, pi = repeat(client(likelihood), 3), posterior(model.size).repeat(3, 1, 1)
-    found = draw(model, pi, data, 8, streams(3), "coreset").log_p
+    found = draw(model, pi, data, 8, streams(3), "coreset")
     theta = gaussian.sample(pi, streams(3).normal("coreset", 8, model.size))
     assert torch.equal(found, model.log_likelihood(theta, data.x, data.y).mT)
     assert found.shape == (3, 5, 8)
@@ -104,7 +106,7 @@ def test_shared_features_are_full_draws_with_another_head(
     model = mlp((*widths, likelihood.outputs), likelihood)
     assert model.head is not None
     data, pi = repeat(client(likelihood), 2), posterior(model.size).repeat(2, 1, 1)
-    found = draw(model, pi, data, draws, streams(2), "coreset", groups).log_p
+    found = draw(model, pi, data, draws, streams(2), "coreset", groups)
     each = -(-draws // groups)
     same = streams(2)
     theta = gaussian.sample(pi, same.normal("coreset", groups, model.size))
@@ -122,10 +124,10 @@ def test_without_a_head_or_with_few_draws_all_of_theta_is_drawn() -> None:
     data = client(likelihood)
     model = mlp((2, 4, 3), likelihood)
     pi = posterior(model.size)
-    full = draw(model, pi, data, 6, streams(1), "coreset").log_p
-    assert torch.equal(draw(model, pi, data, 6, streams(1), "coreset", 6).log_p, full)
+    full = draw(model, pi, data, 6, streams(1), "coreset")
+    assert torch.equal(draw(model, pi, data, 6, streams(1), "coreset", 6), full)
     module = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3))
-    other = draw(from_module(module, likelihood), pi, data, 6, streams(1), "coreset", 2).log_p
+    other = draw(from_module(module, likelihood), pi, data, 6, streams(1), "coreset", 2)
     torch.testing.assert_close(other, full)
 
 
@@ -141,7 +143,7 @@ def test_shared_features_have_the_distribution_of_full_draws(likelihood: Likelih
     data = repeat(client(likelihood), repetitions)
     pi = posterior(model.size, 0.3).expand(repetitions, -1, -1)
     full, shared = (
-        draw(model, pi, data, draws, streams(repetitions, f), "coreset", f).log_p.double()
+        draw(model, pi, data, draws, streams(repetitions, f), "coreset", f).double()
         for f in (0, groups)
     )
     centre = full.mean((0, 2))
@@ -201,7 +203,7 @@ def test_gram_matrix_of_a_linear_gaussian_model_is_exact(features: int, shared: 
     exact = (spread.square() / 2 + mean.outer(mean) * spread) / noise**4
 
     data, many = repeat(one, repetitions), pi.expand(repetitions, -1, -1)
-    log_p = draw(model, many, data, draws, streams(repetitions), "coreset", shared).log_p
+    log_p = draw(model, many, data, draws, streams(repetitions), "coreset", shared)
     g = potentials(log_p, data.weight > 0).double()
     gram = g @ g.mT
     std = gram.std(0) / math.sqrt(repetitions)
@@ -224,7 +226,7 @@ def test_draws_in_blocks_are_as_many_and_as_distributed(monkeypatch) -> None:
     draws = 4000
 
     def spread() -> torch.Tensor:
-        log_p = draw(model, pi, data, draws, Streams([Who(0, 0)], 0), "x").log_p
+        log_p = draw(model, pi, data, draws, Streams([Who(0, 0)], 0), "x")
         assert log_p.shape == (1, 6, draws)
         return log_p
 
@@ -235,3 +237,20 @@ def test_draws_in_blocks_are_as_many_and_as_distributed(monkeypatch) -> None:
     blocks = spread()
     error = (whole.var(-1) / draws + blocks.var(-1) / draws).sqrt()
     assert ((whole.mean(-1) - blocks.mean(-1)).abs() < 5 * error).all()
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_points_in_parts_have_the_same_potentials(
+    classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client with many points is gone through in parts, with the same draws."""
+    model = mlp((4, 7, classes), Categorical(classes))
+    pi = torch.stack([normal(2, model.size), torch.full((2, model.size), -2.0)], 1)
+    y = torch.arange(22).view(2, 11) % classes
+    data = ClientData(normal(2, 11, 4), y, torch.ones(2, 11))
+    look = Look(model, pi, pi, data, torch.tensor([3, 3]), torch.zeros(2, 11), streams(2))
+    whole = sketches.sketch(look)
+    monkeypatch.setattr("corefed.selectors.potentials.FEATURES", 2 * 4 * 7 * 3)
+    parts = sketches.sketch(look._replace(streams=streams(2)))
+    torch.testing.assert_close(parts.g, whole.g)
+    torch.testing.assert_close(parts.norms, whole.norms)

@@ -60,7 +60,7 @@ def test_a_block_is_scaled_and_centred_potentials(case: str, features: int) -> N
         pi = gaussian.widen(look.q, width)
         log_p = potentials.draw(
             look.model, pi, look.data, 10, again(look).streams, f"coreset/{number}", features // 2
-        ).log_p
+        )
         expected = scaled(potentials.potentials(log_p, look.mask))
         torch.testing.assert_close(block, expected, rtol=1e-4, atol=1e-6)  # float32, centred
         # Zero over draws and ||y|| = 1, to float32's rounding of sums over 10 and 30 numbers.
@@ -108,9 +108,7 @@ def test_the_path_has_two_centres_and_needs_the_last_choice() -> None:
     both = sketches.sketch(look).g
     assert both.shape[-1] == 64
     moved = look._replace(q=ahead, before=None)  # the same draws, by name, around the point ahead
-    log_p = potentials.draw(
-        look.model, moved.q, look.data, 32, again(look).streams, "coreset/1", 1
-    ).log_p
+    log_p = potentials.draw(look.model, moved.q, look.data, 32, again(look).streams, "coreset/1", 1)
     expected = scaled(potentials.potentials(log_p, look.mask))
     torch.testing.assert_close(both[..., 32:], expected, rtol=1e-4, atol=1e-6)
     first = again(look)._replace(before=None)  # at the first choice there is no path
@@ -194,7 +192,7 @@ def logistic(k: int) -> tuple[Look, Tensor]:
 def fresh(look: Look, pi: Tensor) -> Tensor:
     """Potentials [1, n, S] at draws that no selector has seen."""
     data = ClientData(*(field[:1] for field in look.data))
-    log_p = potentials.draw(look.model, pi, data, 200, streams(1, 99), "fresh").log_p
+    log_p = potentials.draw(look.model, pi, data, 200, streams(1, 99), "fresh")
     return potentials.potentials(log_p, look.mask[:1])
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -193,6 +194,55 @@ def test_personalize_takes_the_rows_of_its_client(run: Path, tmp_path: Path) -> 
 
 
 # --- files ----------------------------------------------------------------------------------------
+
+
+def test_rows_of_training_are_said(run: Path, tmp_path: Path) -> None:
+    """Once with the target and once without it, and not about rows that only look alike."""
+    with (run.parent / "all.csv").open(newline="") as file:
+        head, *rows = list(csv.reader(file))
+    for name, columns in (("whole", head), ("blind", head[:-1])):
+        given = write(tmp_path / f"{name}.csv", [row[: len(columns)] for row in rows], columns)
+        result = corefed("predict", run, "--input", given)
+        found = re.search(r"(\d+) of 360 rows are rows that the run was trained on", result.err)
+        assert found is not None, result.err
+        assert 288 <= int(found[1]) < 360  # four in five, and a few that are like one of those
+    new = write(tmp_path / "new.csv", rows_of("north", 20, 99))
+    assert "trained on" not in corefed("predict", run, "--client=north", "--input", new).err
+
+
+def test_rows_of_training_are_not_known_without_their_table(run: Path, tmp_path: Path) -> None:
+    """Also where the table has changed: then it does not say which rows were training rows."""
+    table = run.parent / "all.csv"
+    given = Path(shutil.copy(table, tmp_path / "same.csv"))
+    before = table.read_text()
+    try:
+        table.write_text(before.replace("north-0,north,", "north-0,north,9"))
+        changed = corefed("predict", run, "--input", given)
+        table.unlink()
+        gone = corefed("predict", run, "--input", given)
+    finally:
+        table.write_text(before)
+    for result in (changed, gone):
+        assert result.code == 0
+        assert "trained on" not in result.err
+
+
+def test_few_different_rows_are_alike_by_chance(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def rows(n: int) -> list[list[object]]:
+        return [[*each, int(each[0] != each[1])] for each in rng.integers(0, 2, (n, 2)).tolist()]
+
+    data = write(tmp_path / "few.csv", rows(60), ["a", "b", "y"])
+    trained = corefed(
+        "run", f"--data=table:{data}", "--target=y", "--method=fedavg", "--clients=2",
+        "--rounds=1", "--set=hidden=4", "--device=cpu", "--out", tmp_path / "run", "--quiet",
+    )  # fmt: skip
+    assert trained.code == 0, trained.err
+    new = write(tmp_path / "new.csv", rows(30), ["a", "b", "y"])
+    result = corefed("predict", tmp_path / "run", "--client=client 0", "--input", new)
+    assert result.code == 0
+    assert "trained on" not in result.err
 
 
 def test_no_file_is_overwritten_without_force(run: Path, tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ def predict(
         predictions,
         review,
         routing,
+        seen,
     )
 
     # A mistake is found before anything is written.
@@ -109,6 +110,8 @@ def predict(
     with _progress(len(raw.x), predictions.BLOCK, silent=json) as show:
         routed = routing.predict(run, client, raw, settings, seed, kind, show)
     found = routed.found
+    if client is None or client in run.names:  # newcomers have tables of their own
+        found = found._replace(notes=(*found.notes, *seen.note(run, raw, g)))
     text = prediction_table.as_csv(raw.ids, found, level, preparation, routed.columns)
     if out is not None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,9 @@ from corefed.data.preparation import Preparation, TargetUnit
 BLOCK = 1 << 12
 """Points that are converted at once: many clients are not converted one by one, and a large pool is
 not converted whole."""
+
+LARGEST = 1 << 16
+"""Points of one client that are converted at once."""
 
 
 class FederatedData(NamedTuple):
@@ -150,14 +154,21 @@ def _pad(
 ) -> ClientData:
     sizes = torch.tensor([len(one) for one in rows])
     shape = len(rows), int(sizes.max())
-    x = torch.zeros(*shape, *dataset.x.shape[1:])
-    y = dataset.y.new_zeros(*shape, *dataset.y.shape[1:])
+    # Zeros of numpy's take no memory until they are written: padding is not.
+    x = torch.from_numpy(np.zeros((*shape, *dataset.x.shape[1:]), np.float32))
+    y = torch.from_numpy(np.zeros((*shape, *dataset.y.shape[1:]), dataset.y.numpy().dtype))
     real = torch.arange(shape[1]) < sizes.unsqueeze(-1)
     for first, last in _blocks(sizes.tolist(), alone=bool(preparation.clients)):
-        points = torch.cat(rows[first:last])
-        here = real[first:last]
-        x[first:last][here] = preparation.scale(dataset.values(points), names[first])
-        y[first:last][here] = dataset.y[points]
+        if last == first + 1:  # perhaps a large client
+            done = 0
+            for points in rows[first].split(LARGEST):
+                here = slice(done, done := done + len(points))
+                x[first, here] = preparation.scale(dataset.values(points), names[first])
+                y[first, here] = dataset.y[points]
+            continue
+        points, mask = torch.cat(rows[first:last]), real[first:last]
+        x[first:last][mask] = preparation.scale(dataset.values(points), names[first])
+        y[first:last][mask] = dataset.y[points]
     return ClientData(x, y, real.float())
 
 

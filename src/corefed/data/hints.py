@@ -166,10 +166,14 @@ def _copies(dataset: Dataset, splits: Sequence[Split]) -> Iterator[str]:
 
 def hash_rows(dataset: Dataset) -> npt.NDArray[np.uint64]:
     """[n] one number per row: the same for rows with the same features and target."""
-    flat = dataset.x.flatten(1)
-    every = [*flat.unbind(1), *dataset.y.reshape(len(flat), -1).unbind(1)]
+    return hash_points(dataset.x, dataset.y)
+
+
+def hash_points(*fields: Tensor) -> npt.NDArray[np.uint64]:
+    """[n] one number per row of some fields [n, ...]: the same for rows with the same values."""
+    every = [one for each in fields for one in each.reshape(len(each), -1).unbind(1)]
     factors = np.random.Generator(np.random.PCG64(0)).integers(1, 1 << 63, len(every), np.uint64)
-    found = np.zeros(len(flat), np.uint64)
+    found = np.zeros(len(every[0]), np.uint64)
     for values, factor in zip(every, factors, strict=True):
         number = values.double().nan_to_num(nan=1e300).numpy() + 0.0  # -0 is 0
         bits = number.view(np.uint64)

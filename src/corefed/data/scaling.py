@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 SCALES = ("unit", "standard", "features", "client")
 
+BLOCK = 1 << 23
+"""Numbers that are looked at together: 64 MiB of float64."""
+
 
 def fit(dataset: Dataset, splits: Sequence[Split], scale: str, names: Sequence[str]) -> Preparation:
     """The preparation of a split, from its training points alone."""
@@ -49,7 +52,7 @@ def fit(dataset: Dataset, splits: Sequence[Split], scale: str, names: Sequence[s
     numbers = torch.ones(width, dtype=torch.bool)
     if layout is not None:
         numbers = torch.tensor(columns.numbers(layout.columns))
-        never = ~numbers & (dataset.x[train] == 0).all(0)
+        never = _never(dataset, train, ~numbers)
         found = replace(
             found,
             columns=layout.columns,
@@ -59,20 +62,47 @@ def fit(dataset: Dataset, splits: Sequence[Split], scale: str, names: Sequence[s
             unseen=tuple(never.nonzero().flatten().tolist()),
         )
         if scale in ("unit", "standard"):
-            found = replace(found, fill=fit_features(dataset.x[train], numbers).mean)
+            found = replace(found, fill=_fit_rows(dataset, train, numbers).mean)
     if scale == "standard":
         common = fit_common(found.scale(dataset.values(train)))
         found = replace(found, mean=common.mean, std=common.std)
     elif scale in ("features", "client"):
-        common = fit_features(dataset.values(train), numbers)
+        common = _fit_rows(dataset, train, numbers)
         found = replace(found, mean=common.mean, std=common.std)
     if scale == "client":
-        own = (fit_features(dataset.values(one.train), numbers) for one in splits)
+        own = (_fit_rows(dataset, one.train, numbers) for one in splits)
         found = replace(found, clients=dict(zip(names, own, strict=True)))
     if dataset.standardise and targets:
         unit = fit_features(dataset.y[train], torch.ones(targets, dtype=torch.bool))
         found = replace(found, target_mean=unit.mean, target_std=unit.std)
     return found
+
+
+def _never(dataset: Dataset, rows: Tensor, flags: Tensor) -> Tensor:
+    """[d] features that are 0 in all of these rows, of those that are flags."""
+    never = flags.clone()
+    for some in rows.split(max(1, BLOCK // len(flags))) if bool(flags.any()) else ():
+        never &= (dataset.x[some] == 0).all(0)
+    return never
+
+
+def _fit_rows(dataset: Dataset, rows: Tensor, numbers: Tensor) -> Scale:
+    """`fit_features` of some rows. Of many, a few features at a time, so that a large pool is
+    never copied whole."""
+    if dataset.x.dim() > 2 or len(rows) * len(numbers) <= BLOCK:
+        return fit_features(dataset.values(rows), numbers)
+    parts = range(0, len(numbers), width := max(1, BLOCK // len(rows)))
+    found = [
+        fit_features(
+            dataset._replace(x=dataset.x[:, first : first + width]).values(rows),
+            numbers[first : first + width],
+        )
+        for first in parts
+    ]
+    return Scale(
+        tuple(value for each in found for value in each.mean),
+        tuple(value for each in found for value in each.std),
+    )
 
 
 def fit_common(x: Tensor) -> Scale:
@@ -94,11 +124,15 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
     Relative to one of its values, a constant feature has a deviation of exactly 0.
     """
-    there = ~x.isnan()
-    first = x.gather(0, there.int().argmax(0, keepdim=True))
+    missing = x.isnan()
+    if not bool(missing.any()):
+        off = x - x[:1]
+        mean = off.mean(0)
+        return mean + x[0], off.sub_(mean).square_().mean(0).sqrt_()
+    first = x.gather(0, (~missing).int().argmax(0, keepdim=True))
     off = x - first
     mean = off.nanmean(0)
-    std = (off - mean).square_().nanmean(0).sqrt_()
+    std = off.sub_(mean).square_().nanmean(0).sqrt_()
     return mean + first.squeeze(0), std
 
 

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from corefed.base.errors import UserError, did_you_mean
-from corefed.data import class_names, columns, profile, sources, values
+from corefed.data import class_names, columns, profile, sources, table_rows
 from corefed.data.cells import shorten
 from corefed.data.columns import Column, Layout
 from corefed.data.dataset import Dataset
 from corefed.data.profile import Profile, Role
 from corefed.data.sources import Source
-from corefed.data.values import Numbers
+from corefed.data.table_rows import Rows
 
 MANY_CLIENTS = 1000
 FEWEST_ROWS = 3
@@ -62,17 +62,20 @@ def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = 
     _check_memory(path, target.rows, layout, memory_mb)
     if settings.client_column:
         _check_clients(source, profiles[settings.client_column])
-    rows = _rows(source, settings, layout, target.rows)
+    rows = table_rows.read(
+        source, (settings.target, settings.client_column), layout, target.rows, task
+    )
     labels: tuple[str, ...] = ()
     if task == "regression":
-        numbers = torch.tensor([float(cell) for cell in rows.targets], dtype=torch.float64)
-        y = numbers.to(torch.float32).unsqueeze(1)
+        y = torch.from_numpy(np.concatenate(rows.numbers)).to(torch.float32).unsqueeze(1)
     else:
         where = f"Column {target.name!r} of {source.path}"
-        y, labels = class_names.index_names(rows.targets, where)
-    names = class_names.sort_names(rows.clients) if settings.client_column else ()
+        order, labels = class_names.index_names(list(rows.targets.known), where)
+        y = order[rows.targets.joined]
+    names = class_names.sort_names(rows.clients.known) if settings.client_column else ()
     places = {name: place for place, name in enumerate(names)}
-    groups = torch.tensor([places[name] for name in rows.clients]) if names else None
+    order = torch.tensor([places[name] for name in rows.clients.known])
+    groups = order[rows.clients.joined] if names else None
     kinds: dict[str, Role] = {
         column.name: "category" if column.categories else "number" for column in layout
     }
@@ -228,54 +231,14 @@ def _refuse_missing(source: Source, profiles: dict[str, Profile]) -> None:
         )
 
 
-# --- rows -----------------------------------------------------------------------------------------
-
-
-class _Rows(NamedTuple):
-    x: Numbers  # [n, width]
-    targets: list[str]
-    clients: list[str]
-    left_out: dict[str, int]  # rows without a target or a client
-
-
-def _rows(source: Source, settings: Settings, layout: tuple[Column, ...], rows: int) -> _Rows:
-    x = np.empty((rows, columns.width(layout)))
-    targets: list[str] = []
-    clients: list[str] = []
-    left_out = {"target": 0, "client": 0}
-    read = filled = 0
-    special = [name for name in (settings.target, settings.client_column) if name]
-    for block in source.blocks([*(column.name for column in layout), *special]):
-        features, _ = columns.encode(layout, block, source.at)
-        named = [np.array(values.names(block.cells[name]), dtype=object) for name in special]
-        there = [each != "" for each in named]
-        kept = np.logical_and.reduce(there)
-        lacking = int((~there[0]).sum())
-        left_out["target"] += lacking
-        left_out["client"] += int((~kept).sum()) - lacking
-        count = int(kept.sum())
-        read += len(kept)
-        if read > rows:
-            break
-        x[filled : filled + count] = features[kept]
-        filled += count
-        targets += named[0][kept].tolist()
-        if settings.client_column:
-            clients += named[1][kept].tolist()
-    if read != rows:
-        raise UserError(f"{source.path} changed while it was read; try again.")
-    if not filled:
-        raise UserError(
-            f"Every row of {source.path} lacks its target or its client; there is nothing to learn."
-        )
-    return _Rows(x[:filled], targets, clients, left_out)
+# --- what is said ---------------------------------------------------------------------------------
 
 
 def _notes(
     source: Source,
     settings: Settings,
     profiles: dict[str, Profile],
-    rows: _Rows,
+    rows: Rows,
     labels: tuple[str, ...],
 ) -> Iterator[str]:
     target = settings.target

@@ -33,21 +33,51 @@ class Texts:
         What pyarrow reads as a finite number is what Python reads: both round correctly.
         """
         import pyarrow as arrow  # an extra, which made this array
-        from pyarrow import compute
 
-        cells = self.array
         try:
-            found: Numbers = cells.cast(arrow.float64()).to_numpy(zero_copy_only=False)
+            found = to_numpy(self.array.cast(arrow.float64()))
         except arrow.ArrowInvalid:
-            written = {word for each in MISSING for word in (each, each.upper(), each.capitalize())}
-            missing = compute.is_in(cells, value_set=arrow.array(sorted(written), cells.type))
-            cells = compute.if_else(missing, arrow.scalar(None, cells.type), cells)
+            there = ~self._lacking
             try:
-                found = cells.cast(arrow.float64()).to_numpy(zero_copy_only=False)
+                some = to_numpy(self.array.filter(from_numpy(there)).cast(arrow.float64()))
             except arrow.ArrowInvalid:
                 return None
-        doubtful = int((~np.isfinite(found)).sum()) != cells.null_count  # inf, or nan in words
-        return None if doubtful else found
+            found = np.full(len(there), np.nan)
+            found[there] = some
+            return found if np.isfinite(some).all() else None  # nan in words, or inf
+        return found if np.isfinite(found).all() else None
+
+    @property
+    def _lacking(self) -> npt.NDArray[np.bool_]:
+        """Cells that say in a usual word that they are missing."""
+        from pyarrow import compute
+
+        written = {word for each in MISSING for word in (each, each.upper(), each.capitalize())}
+        found = compute.is_in(self.array, value_set=_words(sorted(written)).cast(self.array.type))
+        lacking: npt.NDArray[np.bool_] = to_numpy(found.cast("uint8")).astype(bool)
+        return lacking
+
+
+def to_numpy(array: Any) -> Any:
+    """An array of pyarrow without nulls. Its own `to_numpy` imports pandas, where that is
+    installed, which takes longer than reading 100,000 rows."""
+    return np.from_dlpack(array)
+
+
+def from_numpy(mask: npt.NDArray[np.bool_]) -> Any:
+    import pyarrow as arrow
+
+    bits = arrow.py_buffer(np.packbits(mask, bitorder="little"))
+    return arrow.Array.from_buffers(arrow.bool_(), len(mask), [None, bits])
+
+
+def _words(words: Sequence[str]) -> Any:
+    import pyarrow as arrow
+
+    texts = [word.encode() for word in words]
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    buffers = [None, arrow.py_buffer(ends), arrow.py_buffer(b"".join(texts))]
+    return arrow.Array.from_buffers(arrow.string(), len(texts), buffers)
 
 
 Cells = Sequence[str] | Numbers | Texts
@@ -126,7 +156,7 @@ def _different(cells: Sequence[str] | Texts) -> tuple[list[str], Places]:
     """The different cells, and the place of each cell among them."""
     if isinstance(cells, Texts):
         encoded = cells.array.dictionary_encode()
-        return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
+        return encoded.dictionary.to_pylist(), to_numpy(encoded.indices).astype(np.int64)
     known: dict[str, int] = {}
     places = [known.setdefault(each, len(known)) for each in cells]
     return list(known), np.array(places, dtype=np.int64)

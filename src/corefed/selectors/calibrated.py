@@ -158,18 +158,20 @@ def calibrate(g: Tensor, drawn: Tensor, shrink: float, bound: float, most: int =
     `most` is the largest number of drawn points, where it is known; then nothing is read from the
     tensors, and no library is asked to solve the system (cuSOLVER cannot be recorded).
     """
-    g, d = g.double(), drawn.double()
+    d = drawn.double()
     taken = d > 0
     size = most or int(taken.sum(-1).max())
     index = taken.to(torch.int8).argsort(stable=True, descending=True)[:, :size]
     root = d.gather(-1, index).sqrt_()
-    rows = root.unsqueeze(-1) * g.gather(1, index.unsqueeze(-1).expand(-1, -1, g.shape[-1]))
-    r = g.sum(1) - torch.bmm(root.unsqueeze(1), rows).squeeze(1)
+    rows = (
+        root.unsqueeze(-1) * g.gather(1, index.unsqueeze(-1).expand(-1, -1, g.shape[-1])).double()
+    )
+    r = g.sum(1, dtype=d.dtype) - torch.bmm(root.unsqueeze(1), rows).squeeze(1)
     total = rows.square().sum((1, 2))
     ridge = shrink * total / taken.sum(-1).clamp_min(1)
     system = torch.bmm(rows.mT, rows)
     # Never singular, also where the potentials are all 0 or there is no shrinkage.
-    least = torch.finfo(g.dtype).eps * total + torch.finfo(g.dtype).tiny
+    least = torch.finfo(d.dtype).eps * total + torch.finfo(d.dtype).tiny
     system.diagonal(dim1=-2, dim2=-1).add_((ridge + least).unsqueeze(-1))
     if most:
         steps = newton.steps_for(g.shape[-1] + most / shrink)

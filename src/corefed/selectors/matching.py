@@ -67,8 +67,7 @@ def matched_potentials(
     """g [C, n, S] around q; with several widths each block is scaled to ||y|| = 1."""
     places = widen(q, settings.widths, "coreset")
     many = len(places) > 1
-    g, _ = stack(model, places, data, draws, settings.feature_draws, streams, scaled=many)
-    return g
+    return stack(model, places, data, draws, settings.feature_draws, streams, scaled=many)
 
 
 def solve(

@@ -19,7 +19,7 @@ lower layers to the Gram matrix is smaller by a factor 1 - 1/F.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,6 +34,10 @@ from corefed.selectors.gradients import zero_where_unusable
 BLOCK = 1 << 23
 """Parameters per client that are drawn at once where no layers are shared: 32 MiB."""
 
+FEATURES = 1 << 25
+"""Features of all clients and draws that are held at once: 128 MiB. A client with more points is
+gone through in parts."""
+
 
 class Place(NamedTuple):
     """One pi-hat, and the name of its random stream."""
@@ -42,12 +46,9 @@ class Place(NamedTuple):
     pi: Tensor  # [C, 2, P]
 
 
-class Drawn(NamedTuple):
-    """Log-likelihoods, and the shared draws of the lower layers behind them, where there are."""
-
-    log_p: Tensor  # [C, n, S]
-    theta: Tensor | None = None  # [C, F, P]
-    features: Tensor | None = None  # [C, F, n, h] below the head
+Visit = Callable[[slice, Tensor, Tensor], None]
+"""Called with some of the points, the shared draws theta [C, F, P] of all layers, and the points'
+features [C, F, n, h] below the head."""
 
 
 def widen(q: Tensor, widths: Sequence[float], purpose: str) -> list[Place]:
@@ -64,24 +65,23 @@ def stack(
     streams: Streams,
     *,
     scaled: bool,
-) -> tuple[Tensor, Drawn]:
-    """g [C, n, S], and the draws of the first place.
+    visit: Visit | None = None,
+) -> Tensor:
+    """g [C, n, S]; `visit` sees the features at the first place's draws, where draws share them.
 
     S and F are split between the places. With `scaled` each block has ||y|| = 1, so that none
     outweighs the others.
     """
     each, shared = -(-draws // len(places)), -(-feature_draws // len(places))
-    blocks, first = [], None
+    blocks: list[Tensor] = []
     for name, pi in places:
-        drawn = draw(model, pi, data, each, streams, name, shared)
-        first = first or drawn
-        g = potentials(drawn.log_p, data.weight > 0)
+        first = visit if not blocks else None
+        g = potentials(draw(model, pi, data, each, streams, name, shared, first), data.weight > 0)
         if scaled:
             length = g.sum(1).norm(dim=-1).clamp_min(torch.finfo(g.dtype).tiny)
-            g = g / length.view(-1, 1, 1)
+            g.div_(length.view(-1, 1, 1))
         blocks.append(g)
-    assert first is not None
-    return torch.cat(blocks, -1), first
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)
 
 
 def draw(
@@ -92,26 +92,35 @@ def draw(
     streams: Streams,
     purpose: str,
     feature_draws: int = 0,
-) -> Drawn:
-    """log p_{theta_s}(D_j) at S draws. `feature_draws` 0 draws all of theta S times."""
+    visit: Visit | None = None,
+) -> Tensor:
+    """log p_{theta_s}(D_j) at S draws, [C, n, S]. `feature_draws` 0 draws all of theta S times."""
     if model.head is None or feature_draws == 0 or feature_draws >= draws:
         block = max(1, BLOCK // model.size)
         parts = []
         for start in range(0, draws, block):
             noise = streams.normal(purpose, min(block, draws - start), model.size)
             parts.append(model.log_likelihood(gaussian.sample(pi, noise), data.x, data.y).mT)
-        return Drawn(torch.cat(parts, 2))
+        return torch.cat(parts, 2)
     theta = gaussian.sample(pi, streams.normal(purpose, feature_draws, model.size))
-    features = zero_where_unusable(model.head.features(theta, data.x), data.weight > 0)
     each = -(-draws // feature_draws)
     posterior = pi[..., heads.span(model.head)]
     noise = streams.normal(purpose + "/head", feature_draws * each, posterior.shape[-1])
     tops = gaussian.sample(posterior, noise).split(each, 1)  # F times [C, S / F, H]
-    log_p = [
-        heads.log_likelihoods(model, theta[:, f], features[:, f], top, data.y)
-        for f, top in enumerate(tops)
-    ]
-    return Drawn(torch.cat(log_p, -1)[..., :draws], theta, features)
+    (clients, points), found = data.weight.shape, []
+    step = max(1, FEATURES // (clients * feature_draws * model.head.width))
+    for start in range(0, points, step):
+        some = slice(start, min(start + step, points))
+        x, y, real = data.x[:, some], data.y[:, some], data.weight[:, some] > 0
+        features = zero_where_unusable(model.head.features(theta, x), real)
+        log_p = [
+            heads.log_likelihoods(model, theta[:, f], features[:, f], top, y)
+            for f, top in enumerate(tops)
+        ]
+        found.append(torch.cat(log_p, -1)[..., :draws])
+        if visit is not None:
+            visit(some, theta, features)
+    return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 
 def potentials(log_p: Tensor, mask: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def measure(
     for rows, _ in groups(due, data, k, when.check_draws, how.selection_mb):
         part = trim(data, rows)
         places = potentials.widen(q[rows], how.widths, "check")
-        g, _ = potentials.stack(
+        g = potentials.stack(
             model, places, part, when.check_draws, feature_draws(how), streams.subset(rows),
             scaled=len(places) > 1,
         )  # fmt: skip

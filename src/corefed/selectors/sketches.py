@@ -21,8 +21,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from corefed.base.types import ClientData
 from corefed.bayes import gaussian
 from corefed.models.network import Model
 from corefed.selectors import gradients, potentials
@@ -52,15 +54,20 @@ def sketch(look: Look, purpose: str = "coreset") -> Sketch:
         Place(f"{purpose}/{number}", gaussian.widen(centre, width))
         for number, (centre, width) in enumerate(pairs)
     ]
-    g, first = potentials.stack(
-        look.model, places, look.data, draws, settings.feature_draws, look.streams, scaled=True
-    )
-    here = look._replace(q=places[0].pi)
-    if first.theta is None or first.features is None:
-        layer = gradients.last_layer(here, 1, f"{places[0].name}/norms")
-    else:
-        layer = gradients.layer_at(here, gradients.forward_on(here, first.theta, first.features))
-    return Sketch(g, layer.squared_norms().sqrt_())
+    here, norms = look._replace(q=places[0].pi), list[Tensor]()
+
+    def visit(some: slice, theta: Tensor, features: Tensor) -> None:
+        part = here._replace(data=ClientData(*(field[:, some] for field in here.data)))
+        layer = gradients.layer_at(part, gradients.forward_on(part, theta, features))
+        norms.append(layer.squared_norms())
+
+    g = potentials.stack(
+        look.model, places, look.data, draws, settings.feature_draws, look.streams,
+        scaled=True, visit=visit,
+    )  # fmt: skip
+    if not norms:
+        norms = [gradients.last_layer(here, 1, f"{places[0].name}/norms").squared_norms()]
+    return Sketch(g, torch.cat(norms, 1).sqrt_())
 
 
 def centres(look: Look) -> list[Tensor]:

@@ -210,20 +210,20 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
             dataset = pool(run, spec, seed, download=download)
         count = partition.client_count(spec, dataset, run.clients)
         check_cohort(run.cohort, count)
-        fraction, unheld = _test_share(run, spec, dataset)
-        splits = partition.split(spec, dataset, count, seed, fraction)
-        splits = partition.thin(splits, run.keep, seed)
-        splits = held_out.with_validation(dataset, splits, run.validation, seed)
+        splits = split(run, spec, dataset, count, seed)
         names = partition.client_names(spec, dataset, count)
-        data = federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
-        notes = (*data.notes, *partition.notes(spec, splits, dataset))
+        # What looks at all rows comes before the clients' tensors, which take as much memory again.
+        said = partition.notes(spec, splits, dataset)
         if seed == run.seeds[0]:
-            notes = (*notes, *held_out.validation_notes(splits, dataset, names))
+            said = [*said, *held_out.validation_notes(splits, dataset, names)]
         if seed == run.seeds[0] and run.data.startswith(OWN):
-            notes = (*notes, *validation.find_warnings(dataset), *hints.find(dataset, splits))
+            said = [*said, *validation.find_warnings(dataset), *hints.find(dataset, splits)]
+        mark = None
         if seed == run.seeds[0] and run.data.startswith((*OWN, *datasets.IMAGES)):
-            data = data._replace(fingerprint=fingerprint.of(dataset))
-        notes = (*notes, *unheld)
+            mark = fingerprint.of(dataset)
+        data = federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
+        data = data._replace(fingerprint=mark)
+        notes = (*data.notes, *said, *_test_share(run, spec, dataset)[1])
         if count != run.clients != Run.clients:
             notes = (*notes, f"clients is {run.clients}, but the data have {count}: all take part.")
         many.append(data._replace(notes=notes))
@@ -231,6 +231,14 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
     for note in data.notes:
         say_note(note)
     return data
+
+
+def split(run: Run, spec: str, dataset: Dataset, count: int, seed: int) -> list[partition.Split]:
+    """The training, test and validation points of each of `count` clients."""
+    fraction, _ = _test_share(run, spec, dataset)
+    splits = partition.split(spec, dataset, count, seed, fraction)
+    splits = partition.thin(splits, run.keep, seed)
+    return held_out.with_validation(dataset, splits, run.validation, seed)
 
 
 def _test_share(run: Run, spec: str, dataset: Dataset) -> tuple[float, tuple[str, ...]]:

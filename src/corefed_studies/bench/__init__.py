@@ -78,6 +78,11 @@ NAMES = {
         "public tables with sites of their own, corefed and scikit-learn at their defaults",
         ("page", "source"), files=True,
     ),
+    "tables": Benchmark(
+        "tables", "main",
+        "whole runs on large tables, CPU time and memory; paper is half an hour",
+        ("page", "sources"), files=True,
+    ),
     "million": Benchmark(
         "million", "million", "a coreset of a million points, time and memory", ("scale",)
     ),
