@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,36 +71,54 @@ def write(
     title: str = "",
     baseline: Path | None = None,
     images: bool = True,
+    places: Mapping[Path, str] | None = None,
 ) -> int:
-    """Write the page of these runs; returns its size in bytes."""
+    """Write the page of these runs; returns its size in bytes.
+
+    `places` are what to call folders that a reader will not find.
+    """
     charts.require_library()
     if out.is_dir():
         raise UserError(f"{out} is a folder; --out needs a file, such as {out / 'report.html'}.")
-    runs, first = _runs(folders, baseline)
+    content = text(folders, title=title, baseline=baseline, images=images, places=places).encode()
+    files.write_folder(out.parent, [(out.name, content)])
+    return len(content)
+
+
+def text(
+    folders: Sequence[Path],
+    *,
+    title: str = "",
+    baseline: Path | None = None,
+    images: bool = True,
+    places: Mapping[Path, str] | None = None,
+) -> str:
+    """The page of these runs, as rich as fits below 5 MB."""
+    runs, first = _runs(folders, baseline, places)
     found = [points.load(run) if images else HIDDEN for run in runs]
-    content = b""
+    size = 0
     for level in LEVELS:
         if level.chapters is not None and len(runs) <= max(1, level.chapters):
             continue  # it would leave nothing out
-        content = render(runs, first, found, title, level).encode()
-        if len(content) < LARGEST:
-            break
-    else:
-        raise UserError(f"The page would have {len(content) / 1e6:.1f} MB; name fewer runs.")
-    files.write_folder(out.parent, [(out.name, content)])
-    return len(content)
+        content = render(runs, first, found, title, level)
+        size = len(content.encode())
+        if size < LARGEST:
+            return content
+    raise UserError(f"The page would have {size / 1e6:.1f} MB; name fewer runs.")
 
 
 VIEWS = {"summary": "Summary", "sites": "Sites", "coresets": "Coresets"}
 HIDDEN = Missing("Points are not shown: this page was made with --no-images.")
 
 
-def _runs(folders: Sequence[Path], baseline: Path | None) -> tuple[list[RunFolder], RunFolder]:
+def _runs(
+    folders: Sequence[Path], baseline: Path | None, shown: Mapping[Path, str] | None = None
+) -> tuple[list[RunFolder], RunFolder]:
     """All runs, and the baseline, which need not be named twice."""
     places = [folder.resolve() for folder in folders]
     if baseline is not None and baseline.resolve() not in places:
         folders, places = [baseline, *folders], [baseline.resolve(), *places]
-    runs = gather.read(folders)
+    runs = gather.read(folders, shown)
     return runs, runs[0 if baseline is None else places.index(baseline.resolve())]
 
 
@@ -162,7 +180,7 @@ def _views(
         end = "" if name == "summary" else f"-{name}"
         first = _opened(name, runs)
         chapters = [
-            Chapter(f"run-{number}{end}", run.label, str(run.path), parts[name], number == first)
+            Chapter(f"run-{number}{end}", run.label, run.where, parts[name], number == first)
             for number, (run, parts) in enumerate(zip(runs, own, strict=False), 1)
         ]
         if sections or chapters:

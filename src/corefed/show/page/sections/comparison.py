@@ -106,7 +106,7 @@ def table(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Part]:
                 number(cost_of(run, "bytes") * len(run.seeds) / 1e6, ",.1f"),
                 pairs,
                 distinguish.words(settings) or DASH,
-                str(run.path),
+                run.where,
             )
         )
     over = "mean ± std over seeds" if any(len(run.seeds) > 1 for run in runs) else "one seed"
