@@ -161,7 +161,12 @@ def test_state_of_a_simulation(run: Path) -> None:
         "note": f"Go on later with: corefed run --resume {run}",
     }  # fmt: skip
     with exclusively(run):
-        assert told(run)["stop"]["possible"]
+        found = told(run)
+        assert found["stop"]["possible"] and found["state"] == "round 2 was written 3 s ago"
+    found = told(run)
+    assert found["old"] and found["state"] == (
+        f"stopped after round 2; go on with: corefed run --resume {run}"
+    )
 
 
 def test_one_evaluated_round_is_no_curve(run: Path) -> None:

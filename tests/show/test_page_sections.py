@@ -61,7 +61,7 @@ def test_tiles_of_the_best_run(runs: list[RunFolder]) -> None:
     near = with_nll(full, [0.29, 0.33, 0.32])
     assert "cannot be told from" in tiles_of([better, near])["Best run"].more
     one = tiles_of([with_nll(coreset, [0.3]), with_nll(full, [0.5])])["Best run"]
-    assert "cannot be told from" in one.more  # one seed tells nothing from chance
+    assert "one seed: run three to tell" in one.more
 
 
 def test_runs_of_other_test_points_have_no_best_one(runs: list[RunFolder]) -> None:

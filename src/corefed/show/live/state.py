@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from corefed.base.errors import UserError
-from corefed.base.locks import is_locked
+from corefed.base.locks import LOCK, is_locked
 from corefed.show import watch
 from corefed.show.page import charts
 from corefed.show.watch import Snapshot
@@ -44,7 +44,7 @@ def of_run(look: Snapshot, now: float, news: News | None = None) -> Values:
     """The state of a run at one moment."""
     news = news or News()
     summary = summaries.summarise(look.values, look.lines, {}) if look.lines else None
-    words, style = watch.state_words(look, max(0.0, now - look.written))
+    words, old = _state(look, max(0.0, now - look.written))
     federated = is_federated(look.path)
     late = news.silent if news.silent and now - news.since > QUIET and not look.finished else ()
     return {
@@ -54,7 +54,7 @@ def of_run(look: Snapshot, now: float, news: News | None = None) -> Values:
         "left": watch.time_left(look),
         "finished": look.finished,
         "state": words,
-        "old": style == "yellow",
+        "old": old,
         "tiles": _tiles(summary, look),
         "late": [_late(name, now - news.since) for name in late],
         "sites": _answers(look, news.silent) if federated else _scores(look),
@@ -62,6 +62,18 @@ def of_run(look: Snapshot, now: float, news: News | None = None) -> Values:
         "charts": {"curve": _curve(look), "coreset": _coreset(look)},
         "stop": stop_state(look),
     }
+
+
+def _state(look: Snapshot, ago: float) -> tuple[str, bool]:
+    """How recent the last round is, and whether somebody should do something.
+
+    A run that another process had begun and that nobody works on has stopped, however recently.
+    """
+    words, style = watch.state_words(look, ago)
+    if not look.finished and (look.path / LOCK).exists() and not _at_work(look.path):
+        after = f"after round {len(look.lines)}" if look.lines else "before its first round"
+        return f"stopped {after}; go on with: {watch.resume_command(look.path)}", True
+    return words, style == "yellow"
 
 
 def is_federated(path: Path) -> bool:

@@ -17,7 +17,7 @@ from corefed.show.page.gather import RunFolder, capitalize, score_name, score_te
 from corefed.show.page.sections import intervals, sites, trust
 from corefed.show.page.sections.overview import duration
 from corefed.show.page.sections.sites import TARGET
-from corefed.show.pairs import differs
+from corefed.show.pairs import FEWEST_SEEDS, differs
 from corefed.show.report import short
 from corefed.training.cost import of_summary
 
@@ -55,6 +55,9 @@ def _best(runs: Sequence[RunFolder]) -> tuple[RunFolder | None, list[Tile]]:
         "better": f"{metric.word} {own}, clearly ahead of {then.label} ({other})",
         "same": f"{metric.word} {own}, the same as {then.label}",
     }.get(against.outcome, f"{metric.word} {own}, cannot be told from {then.label} ({other})")
+    if against.outcome == "open" and len(seeds) < FEWEST_SEEDS:
+        few = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+        words = f"{metric.word} {own}, then {then.label} ({other}); {few}: run three to tell"
     return best, [Tile("Best run", best.label, words)]
 
 
