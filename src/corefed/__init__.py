@@ -14,6 +14,7 @@ _EXPORTS = {
     "Run": "corefed.settings.run",
     "UserError": "corefed.base.errors",
     "prepare": "corefed.training.setup",
+    "report": "corefed.show.page.from_python",
     "resolve": "corefed.settings.config",
     "train": "corefed.training.rounds",
 }

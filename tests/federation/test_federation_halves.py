@@ -15,10 +15,11 @@ from commands import corefed
 from federation_calls import Call
 from federation_points import deal
 
-from corefed.federation import server, task_context
+from corefed.base.errors import UserError
+from corefed.federation import events, server, task_context
 from corefed.federation.rules import Rules
 from corefed.settings import config
-from corefed.training import fitted, record, rounds, saving
+from corefed.training import fitted, interrupt, record, rounds, saving
 
 FLAGS: dict[str, Any] = {
     "method": "coreset-pfedbayes", "data": "digits", "partition": "iid", "clients": 2,
@@ -28,7 +29,8 @@ FLAGS: dict[str, Any] = {
 
 def federate(folder: Path, device: str) -> dict[str, Any]:
     """The summary of a run whose clients have what a simulation would deal them."""
-    deal(config.resolve(flags=FLAGS).run, folder / "data")
+    if not (folder / "data").exists():  # or else the run is resumed
+        deal(config.resolve(flags=FLAGS).run, folder / "data")
     places = {
         f"client-{i}": task_context.ClientSettings(
             f"client-{i}",
@@ -50,6 +52,29 @@ def test_they_train_by_themselves(tmp_path: Path) -> None:
     simulated = rounds.train(config.resolve(flags=flags)).summary["metrics"]
     for name, value in simulated.items():
         assert summary["metrics"][name]["mean"] == pytest.approx(value["mean"], abs=1e-6)
+
+
+def test_stops_after_a_round_and_goes_on_to_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file `stop` in the run's folder, as the live page puts it there, is noticed once."""
+    whole = federate(tmp_path / "whole", "cpu")["metrics"]
+    folder, train = tmp_path / "stopped", server.RemoteClients.train
+
+    def asked(self: server.RemoteClients, t: int, *more: Any) -> Any:
+        if t == 0:
+            interrupt.ask(folder / "run")
+        return train(self, t, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.RemoteClients, "train", asked)
+        with pytest.raises(UserError, match="stopped after round 1, as its operator asked"):
+            federate(folder, "cpu")
+    last = events.read(folder / "run" / record.EVENTS)[-1]
+    assert last["event"] == "stopped" and not (folder / "run" / record.SUMMARY).exists()
+    interrupt.ask(folder / "run")  # of a time when nobody was there to notice
+    went_on = federate(folder, "cpu")
+    assert went_on["metrics"] == whole and went_on["rounds"] == FLAGS["rounds"]
 
 
 def test_each_client_keeps_its_model(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PROGRAM = next((found for name in NAMES if (found := shutil.which(name))), None)
 PATIENCE = 60.0
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+"""Pixels by which a page is wider than its window."""
 
 
 class Browser:
@@ -84,12 +86,25 @@ class Browser:
             assert time.monotonic() < limit, f"{expression} did not come true: {self.errors}"
             time.sleep(0.02)
 
-    def open(self, page: Path) -> None:
-        """Load a page of ours and wait until its charts are drawn."""
+    def open(self, page: Path | str) -> None:
+        """Load a page of ours, from a file or an address, and wait until its charts are drawn."""
         self.errors.clear()
         self.requests.clear()
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url="about:blank")  # or else a new hash alone loads nothing
+        address = page if isinstance(page, str) else page.resolve().as_uri()
+        self.requests.clear()
+        self.call("Page.navigate", url=address)
         self.until("document.documentElement?.dataset.drawn !== undefined")
+
+    def press(self, key: str, code: int, text: str = "") -> None:
+        """A key of the keyboard, at what has the focus."""
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, text=text,
+                      windowsVirtualKeyCode=code)  # fmt: skip
+
+    def downloads(self, folder: Path) -> None:
+        """Keep what pages download here."""
+        self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
 
     def width(self, pixels: int, height: int = 900, scale: float = 1) -> None:
         mobile = pixels < 600

@@ -38,7 +38,7 @@ from corefed.methods import registry
 from corefed.models import own
 from corefed.settings import config
 from corefed.settings.run import Experiment, Run
-from corefed.training import checkpoint, client_side, record, summaries
+from corefed.training import checkpoint, client_side, interrupt, record, summaries
 from corefed.training.loop import Answer, Line, run_rounds
 from corefed.training.setup import network
 
@@ -122,7 +122,14 @@ def _federate(
         folder.checkpoint(values, line["round"], servers)
 
     clients = RemoteClients(context, lines)
-    run_rounds(method, clients, servers, experiment.run, lines, on_round=keep)
+    interrupt.forget(path)  # of an earlier attempt
+    run_rounds(
+        method, clients, servers, experiment.run, lines,
+        on_round=keep, stop=lambda: interrupt.is_asked(path),
+    )  # fmt: skip
+    if len(lines) < experiment.run.rounds:
+        interrupt.forget(path)
+        raise UserError(f"The run was stopped after round {len(lines)}, as its operator asked.")
     summary = _summary(values, lines)
     folder.finish(summary)
     log("finished", len(lines))

@@ -145,7 +145,7 @@ def follow(
 
 def picture(look: Snapshot, now: float, *, plain: bool = False) -> RenderableType:
     """Everything that is shown, from top to bottom."""
-    parts: list[RenderableType] = [Text(printable(_about(look)), style="bold"), _progress(look)]
+    parts: list[RenderableType] = [Text(printable(about(look)), style="bold"), _progress(look)]
     if look.lines:
         summary = summaries.summarise(look.values, look.lines, {})
         if summary["metrics"]:
@@ -153,15 +153,15 @@ def picture(look: Snapshot, now: float, *, plain: bool = False) -> RenderableTyp
             seeds = len(summary["seeds"])
             over = f", mean ± std over {seeds} seeds" if seeds > 1 else ""
             table.title = table.caption = None  # they are for finished runs
-            parts += [Text(f"after round {_evaluated(look.lines)}{over}"), table]
-        parts += [_curves(look.lines, plain=plain), Text(_cost(summary))]
+            parts += [Text(f"after round {evaluated(look.lines)}{over}"), table]
+        parts += [_curves(look.lines, plain=plain), Text(cost_words(summary))]
         if "federation" in look.lines[-1]:
             parts.append(Text(printable(_answers(look.lines[-1]["federation"]))))
     parts.append(_state(look, max(0.0, now - look.written)))
     return Group(*parts)
 
 
-def _about(look: Snapshot) -> str:
+def about(look: Snapshot) -> str:
     values = look.values
     seeds = values["seeds"]
     words = [
@@ -176,13 +176,19 @@ def _about(look: Snapshot) -> str:
 def _progress(look: Snapshot) -> Table:
     done, rounds = len(look.lines), look.values["rounds"]
     row = Table.grid(padding=(0, 1))
-    left = sum(map(_seconds, look.lines)) / max(1, done) * (rounds - done)
-    words = f"{duration(left)} left" if done and not look.finished else ""
+    words = time_left(look)
     bar = ProgressBar(total=max(1, rounds), completed=done, width=30)
     early = f"stopped early, after {done} of {rounds} rounds"
     words = early if look.finished and done < rounds else words
     row.add_row(f"round {done}/{rounds}", bar, words)
     return row
+
+
+def time_left(look: Snapshot) -> str:
+    """By the mean of the rounds so far; empty where there is nothing to say."""
+    done = len(look.lines)
+    left = sum(map(seconds_of, look.lines)) / max(1, done) * (look.values["rounds"] - done)
+    return f"{duration(left)} left" if done and not look.finished else ""
 
 
 def _curves(lines: Sequence[record.Line], *, plain: bool) -> Table:
@@ -216,7 +222,7 @@ def _format(label: str, value: float) -> str:
     return f"{100 * value:.1f} %" if label.endswith("accuracy") else f"{value:.3f}"
 
 
-def _cost(summary: dict[str, Any]) -> str:
+def cost_words(summary: dict[str, Any]) -> str:
     cost, fraction = summary["cost"], summary["coreset"]["fraction"]
     return (
         f"{100 * fraction:g} % of the data, {of_summary(summary).words}, "
@@ -234,18 +240,23 @@ def _answers(federation: dict[str, Any]) -> str:
 
 
 def _state(look: Snapshot, ago: float) -> Text:
-    """How recent the last round is, and what to do if it is old."""
+    words, style = state_words(look, ago)
+    return Text(printable(words), style=style)
+
+
+def state_words(look: Snapshot, ago: float) -> tuple[str, str]:
+    """How recent the last round is, and what to do if it is old; and a style."""
     if look.finished:
-        return Text(f"finished {duration(ago)} ago", style="green")
-    if ago > max(QUIET, SLOW * max(map(_seconds, look.lines), default=0.0)):
-        words = f"nothing new for {duration(ago)}: stopped? Go on with: {_resume(look.path)}"
-        return Text(printable(words), style="yellow")
+        return f"finished {duration(ago)} ago", "green"
+    if ago > max(QUIET, SLOW * max(map(seconds_of, look.lines), default=0.0)):
+        words = f"nothing new for {duration(ago)}: stopped? Go on with: {resume_command(look.path)}"
+        return words, "yellow"
     what = f"round {len(look.lines)} was written" if look.lines else "began"
     first = "" if look.lines else "; its first round is not finished"
-    return Text(f"{what} {duration(ago)} ago{first}", style="dim")
+    return f"{what} {duration(ago)} ago{first}", "dim"
 
 
-def _resume(path: Path) -> str:
+def resume_command(path: Path) -> str:
     if (path / record.EVENTS).exists():  # DIR/server/runs/RUN of a federation
         folder = path.resolve()
         directory = shlex.quote(str(folder.parents[2]))
@@ -253,11 +264,11 @@ def _resume(path: Path) -> str:
     return f"corefed run --resume {shlex.quote(str(path))}"
 
 
-def _seconds(line: record.Line) -> float:
+def seconds_of(line: record.Line) -> float:
     return float(line["seconds"] + line.get("evaluate_seconds", 0.0))
 
 
-def _evaluated(lines: Sequence[record.Line]) -> int:
+def evaluated(lines: Sequence[record.Line]) -> int:
     return int(next(line["round"] for line in reversed(lines) if line.get("metrics")))
 
 

@@ -1,6 +1,10 @@
 """Vega-Lite specifications. Colours are CSS variables of the page, so that charts follow it.
 
 The same series has the same colour in all charts: `domain` is the list of all series of the page.
+Where all points share one place on the horizontal axis there is no specification (None).
+
+Legends are buttons of the page (charts.js), made from `usermeta`: they hide a series by the
+parameter `hidden`.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ COLOURS = [f"var(--series-{i})" for i in range(8)]
 RAMP = [f"var(--ramp-{i})" for i in range(7)]
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "stroke"]
 HEIGHT = 260
+HIDDEN = "hidden"
+"""Parameter of a chart: names of the series that a reader has switched off."""
 INK, PAPER, MUTED = "var(--ink)", "var(--paper)", "var(--muted)"
 
 Data = Sequence[Mapping[str, Any]]
@@ -48,16 +54,19 @@ def series(
     points: bool = True,
     zero: bool = False,
     step: bool = False,
-) -> Spec:
+) -> Spec | None:
     """One line per series, with a band from low to high if asked for. `x` and `y` are titles."""
+    if _one_place(data):
+        return None
     alt = _altair()
     shown = [name for name in domain if any(row["series"] == name for row in data)]
     axis = alt.Axis(format=x_form, grid=False, tickCount=6, labelOverlap=True)
-    across = alt.X("x:Q", title=x, scale=_scale(data, log, zero=zero), axis=axis)
+    title = _title(x, data, log)
+    across = alt.X("x:Q", title=title, scale=_scale(data, log, zero=zero), axis=axis)
     up = alt.Y("y:Q", title=y, scale=alt.Scale(zero=zero), axis=alt.Axis(format=form, tickCount=5))
     colour = _channel(alt.Color, COLOURS, domain, shown)
     shape = _channel(alt.Shape, SHAPES, domain, shown)
-    base = alt.Chart(alt.Data(values=list(data))).encode(x=across, color=colour)
+    base = _shown(alt.Chart(alt.Data(values=list(data))), shown).encode(x=across, color=colour)
     between = "step-after" if step else "linear"
     layers: list[Any] = []
     if diagonal:
@@ -69,7 +78,7 @@ def series(
     if points:
         dots = base.mark_point(filled=True, size=42, opacity=1)
         layers.append(dots.encode(y=up, shape=shape, tooltip=_tooltip(x, y, ".4~r", form)))
-    return _spec(alt.layer(*layers), shown)
+    return _spec(alt.layer(*layers), shown, domain)
 
 
 def heat(
@@ -83,8 +92,10 @@ def heat(
     columns: Sequence[str],
     rows: Sequence[str],
     domain: tuple[float, float],
-) -> Spec:
+) -> Spec | None:
     """One cell per column and row; numbers inside where there is room."""
+    if len(columns) < 2:
+        return None
     alt = _altair()
     step = max(7, min(24, 640 // max(1, len(rows))))
     low, high = domain
@@ -94,7 +105,12 @@ def heat(
             "x:N",
             title=x,
             sort=list(columns),
-            axis=alt.Axis(labelAngle=0, labelOverlap=True, labelLimit=90, grid=False),
+            axis=alt.Axis(
+                labelAngle=0,
+                labelOverlap=True,
+                labelLimit=90 if len(columns) > 6 else 200,
+                grid=False,
+            ),
         ),
         y=alt.Y(
             "y:N",
@@ -124,8 +140,10 @@ def heat(
     return _spec(alt.layer(*layers), height=step * max(1, len(rows)))
 
 
-def histogram(data: Data, x: str, y: str) -> Spec:
+def histogram(data: Data, x: str, y: str) -> Spec | None:
     """Bars from `low` to `high` of height `y`."""
+    if sum(row["y"] > 0 for row in data) < 2:
+        return None
     alt = _altair()
     chart = alt.Chart(alt.Data(values=list(data))).mark_bar(color=COLOURS[0], binSpacing=1)
     return _spec(
@@ -159,12 +177,15 @@ def scatter(
     front: Data = (),
     diagonal: tuple[float, float] | None = None,
     legend: bool = True,
-) -> Spec:
+) -> Spec | None:
     """Points, one colour and shape per series; a line joins those of `front`."""
+    if _one_place(data):
+        return None
     alt = _altair()
     shown = [name for name in domain if any(row["series"] == name for row in data)]
     axis = alt.Axis(format="~s" if log else ".4~r", grid=False, tickCount=5, labelOverlap=True)
-    across = alt.X("x:Q", title=x, scale=_scale(data, log, padding=18), axis=axis)
+    title = _title(x, data, log)
+    across = alt.X("x:Q", title=title, scale=_scale(data, log, padding=18), axis=axis)
     up = alt.Y("y:Q", title=y, scale=alt.Scale(zero=False, padding=14), axis=alt.Axis(format=form))
     layers: list[Any] = []
     if diagonal is not None:
@@ -174,23 +195,40 @@ def scatter(
             strokeDash=[3, 3], color=MUTED, strokeWidth=1.5, interpolate="step-after"
         )
         layers.append(line.encode(x=across, y=up))
-    points = alt.Chart(alt.Data(values=list(data))).mark_point(
+    points = _shown(alt.Chart(alt.Data(values=list(data))), shown if legend else ()).mark_point(
         filled=True, size=110 if legend else 26, opacity=1 if legend else 0.55
     )
     layers.append(
         points.encode(
             x=across,
             y=up,
-            color=_channel(alt.Color, COLOURS, domain, shown, legend),
-            shape=_channel(alt.Shape, SHAPES, domain, shown, legend),
+            color=_channel(alt.Color, COLOURS, domain, shown),
+            shape=_channel(alt.Shape, SHAPES, domain, shown),
             tooltip=_tooltip(x, y, ".4~s", form),
         )
     )
-    return _spec(alt.layer(*layers), shown)
+    return _spec(alt.layer(*layers), shown if legend else (), domain)
+
+
+def _one_place(data: Data) -> bool:
+    return len({row["x"] for row in data}) < 2
+
+
+def _is_log(data: Data, log: bool) -> bool:
+    return log and all(row["x"] > 0 for row in data)
+
+
+def _title(x: str, data: Data, log: bool) -> str:
+    return f"{x} (log scale)" if _is_log(data, log) else x
+
+
+def _shown(chart: Any, names: Sequence[str]) -> Any:
+    """Without the series that a reader has switched off."""
+    return chart.transform_filter(f"indexof({HIDDEN}, datum.series) < 0") if names[1:] else chart
 
 
 def _scale(data: Data, log: bool, **options: Any) -> Any:
-    if log and all(row["x"] > 0 for row in data):
+    if _is_log(data, log):
         options.pop("zero", None)  # Vega warns: a log scale has no zero
         return _altair().Scale(type="log", nice=False, **options)
     return _altair().Scale(type="linear", nice=False, **{"zero": False, **options})
@@ -213,23 +251,30 @@ def _diagonal(low: float, high: float) -> Any:
 
 
 def _channel(
-    channel: Any,
-    values: Sequence[str],
-    domain: Sequence[str],
-    shown: Sequence[str],
-    legend: bool = True,
+    channel: Any, values: Sequence[str], domain: Sequence[str], shown: Sequence[str]
 ) -> Any:
-    """One value per series; a single series needs no legend."""
-    alt = _altair()
-    own = [values[domain.index(name) % len(values)] for name in shown]
-    scale = alt.Scale(domain=list(shown), range=own)
-    key = alt.Legend() if legend and len(shown) > 1 else None
-    return channel("series:N", title=None, scale=scale, legend=key, sort=None)
+    """One value per series."""
+    scale = _altair().Scale(domain=list(shown), range=_own(values, domain, shown))
+    return channel("series:N", title=None, scale=scale, legend=None, sort=None)
 
 
-def _spec(chart: Any, names: Sequence[str] = (), height: int = HEIGHT) -> Spec:
-    """The script sets the width, and from the length of names the columns of the legend."""
-    about = {"letters": max(map(len, names), default=0)}
-    spec: Spec = chart.properties(height=height, usermeta=about).to_dict(validate=False)
+def _own(values: Sequence[str], domain: Sequence[str], shown: Sequence[str]) -> list[str]:
+    """What each of these series has in all charts of the page."""
+    return [values[domain.index(name) % len(values)] for name in shown]
+
+
+def _spec(
+    chart: Any, names: Sequence[str] = (), domain: Sequence[str] = (), height: int = HEIGHT
+) -> Spec:
+    """The script sets the width. A single series needs no legend."""
+    legend = []
+    if len(names) > 1:
+        looks = zip(names, _own(COLOURS, domain, names), _own(SHAPES, domain, names), strict=True)
+        legend = [{"name": name, "colour": colour, "shape": shape} for name, colour, shape in looks]
+    spec: Spec = chart.properties(height=height, usermeta={"legend": legend}).to_dict(
+        validate=False
+    )
+    if legend:
+        spec["params"] = [{"name": HIDDEN, "value": []}]
     spec.pop("config", None)  # one for all charts is in the script
     return spec

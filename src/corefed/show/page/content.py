@@ -49,17 +49,27 @@ class ReportTable:
     rows: Sequence[Row]
     sortable: bool = False
     note: str = ""
+    main: int = 0
+    """Columns that are shown at first, the others after a click; 0: all."""
+    filtered: bool = False
+    """Whether rows can be searched by their text."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, what it shows in words, and the numbers behind it."""
+    """A chart, what it shows in words, and the numbers behind it.
+
+    Without a specification there is no chart, only words and numbers: where all points have the
+    same place on the horizontal axis, a chart shows nothing that a table does not.
+    """
 
     id: str
     title: str
-    spec: dict[str, Any]
+    spec: dict[str, Any] | None
     finding: str
     table: ReportTable
+    opened: bool = False
+    """Whether the numbers are shown at first."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,14 @@ class Gallery:
 
 
 @dataclass(frozen=True)
+class Sentences:
+    """What was found, one sentence after the other; the first is the most important."""
+
+    kind: ClassVar[str] = "sentences"
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Text:
     kind: ClassVar[str] = "text"
     sentence: str
@@ -145,7 +163,7 @@ class Fold:
     table: ReportTable
 
 
-Part = ReportTable | Figures | Tiles | Gallery | Text | Command | Fold
+Part = ReportTable | Figures | Tiles | Gallery | Sentences | Text | Command | Fold
 
 
 @dataclass(frozen=True)
@@ -166,6 +184,29 @@ class Chapter:
     title: str
     subtitle: str
     sections: Sequence[Section]
+    opened: bool = False
+
+
+@dataclass(frozen=True)
+class View:
+    """What is on the screen at one time: sections about all runs, then those of single runs."""
+
+    id: str
+    title: str
+    sections: Sequence[Section]
+    chapters: Sequence[Chapter] = ()
+
+    @property
+    def contents(self) -> list[tuple[str, str]]:
+        """(id, title) of everything in it."""
+        sections = [(each.id, each.title) for each in self.sections]
+        return sections + [(each.id, each.title) for each in self.chapters]
+
+    @property
+    def figures(self) -> list[Figure]:
+        every = [*self.sections, *(one for chapter in self.chapters for one in chapter.sections)]
+        parts = [part for section in every for part in section.parts]
+        return [figure for part in parts if isinstance(part, Figures) for figure in part.items]
 
 
 def missing(reason: Missing | str) -> Text:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,6 +31,11 @@ class RunFolder(NamedTuple):
     preparations: tuple[Preparation, ...]  # one per seed; empty where clients are missing
     models: Tree | Missing  # fitted.safetensors
     held_out: Tree | Missing  # held_out.safetensors
+    place: str = ""  # what a page calls the folder, where that is not its path
+
+    @property
+    def where(self) -> str:
+        return self.place or str(self.path)
 
     @property
     def result(self) -> report.RunResult:
@@ -100,14 +105,15 @@ def score_cell(value: float | None, score: str) -> TableCell:
     return percent(value, 2) if score == "accuracy" else number(value, ".4g")
 
 
-def read(folders: Sequence[Path]) -> list[RunFolder]:
-    """The runs in these folders, each of them once."""
+def read(folders: Sequence[Path], shown: Mapping[Path, str] | None = None) -> list[RunFolder]:
+    """The runs in these folders, each of them once; `shown` is what to call some of them."""
     places = [folder.resolve() for folder in folders]
     for folder, place in zip(folders, places, strict=True):
         if places.count(place) > 1:
             raise UserError(f"{folder} is named twice; name each run once.")
     results = report.load(folders)
-    return [_read_run(each, label) for each, label in zip(results, labels(results), strict=True)]
+    found = [_read_run(each, label) for each, label in zip(results, labels(results), strict=True)]
+    return [run._replace(place=(shown or {}).get(run.path, "")) for run in found]
 
 
 def _read_run(result: report.RunResult, label: str) -> RunFolder:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
-import time
-from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files as resources
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from corefed import __version__
 from corefed.base import files
 from corefed.base.errors import UserError
 from corefed.show.page import charts, gather, points
-from corefed.show.page.content import Chapter, Figures, Missing
+from corefed.show.page.content import Chapter, Missing, Section, View
 from corefed.show.page.gather import RunFolder
+from corefed.show.page.html import whole
 from corefed.show.page.sections import (
     chosen,
     classes,
@@ -25,15 +19,13 @@ from corefed.show.page.sections import (
     comparison,
     cost,
     examples,
+    in_short,
     learning,
     overview,
+    sites,
     trust,
 )
 from corefed.show.page.sections.chosen import Most
-
-if TYPE_CHECKING:
-    from jinja2 import Template
-    from markupsafe import Markup
 
 LARGEST = 5_000_000
 """Bytes of a page: small enough for a phone and for most mail servers."""
@@ -79,35 +71,54 @@ def write(
     title: str = "",
     baseline: Path | None = None,
     images: bool = True,
+    places: Mapping[Path, str] | None = None,
 ) -> int:
-    """Write the page of these runs; returns its size in bytes."""
+    """Write the page of these runs; returns its size in bytes.
+
+    `places` are what to call folders that a reader will not find.
+    """
     charts.require_library()
     if out.is_dir():
         raise UserError(f"{out} is a folder; --out needs a file, such as {out / 'report.html'}.")
-    runs, first = _runs(folders, baseline)
-    found = [points.load(run) if images else HIDDEN for run in runs]
-    content = b""
-    for level in LEVELS:
-        if level.chapters is not None and len(runs) <= max(1, level.chapters):
-            continue  # it would leave nothing out
-        content = render(runs, first, found, title, level).encode()
-        if len(content) < LARGEST:
-            break
-    else:
-        raise UserError(f"The page would have {len(content) / 1e6:.1f} MB; name fewer runs.")
+    content = text(folders, title=title, baseline=baseline, images=images, places=places).encode()
     files.write_folder(out.parent, [(out.name, content)])
     return len(content)
 
 
+def text(
+    folders: Sequence[Path],
+    *,
+    title: str = "",
+    baseline: Path | None = None,
+    images: bool = True,
+    places: Mapping[Path, str] | None = None,
+) -> str:
+    """The page of these runs, as rich as fits below 5 MB."""
+    runs, first = _runs(folders, baseline, places)
+    found = [points.load(run) if images else HIDDEN for run in runs]
+    size = 0
+    for level in LEVELS:
+        if level.chapters is not None and len(runs) <= max(1, level.chapters):
+            continue  # it would leave nothing out
+        content = render(runs, first, found, title, level)
+        size = len(content.encode())
+        if size < LARGEST:
+            return content
+    raise UserError(f"The page would have {size / 1e6:.1f} MB; name fewer runs.")
+
+
+VIEWS = {"summary": "Summary", "sites": "Sites", "coresets": "Coresets"}
 HIDDEN = Missing("Points are not shown: this page was made with --no-images.")
 
 
-def _runs(folders: Sequence[Path], baseline: Path | None) -> tuple[list[RunFolder], RunFolder]:
+def _runs(
+    folders: Sequence[Path], baseline: Path | None, shown: Mapping[Path, str] | None = None
+) -> tuple[list[RunFolder], RunFolder]:
     """All runs, and the baseline, which need not be named twice."""
     places = [folder.resolve() for folder in folders]
     if baseline is not None and baseline.resolve() not in places:
         folders, places = [baseline, *folders], [baseline.resolve(), *places]
-    runs = gather.read(folders)
+    runs = gather.read(folders, shown)
     return runs, runs[0 if baseline is None else places.index(baseline.resolve())]
 
 
@@ -119,61 +130,90 @@ def render(
     level: _Level,
 ) -> str:
     """The page as text."""
+    views = _views(runs, baseline, found, level)
+    specs = {
+        figure.id: figure.spec
+        for view in views
+        for figure in view.figures
+        if figure.spec is not None
+    }
     several = len(runs) > 1
-    sections = comparison.sections(runs, baseline) if several else []
+    compared = f"{len(runs)} runs, compared with {baseline.label}"
+    return whole(
+        "page.html",
+        title=title or _title(runs),
+        subtitle=compared if several else overview.sentence(runs[0]),
+        specs=specs,
+        notes=[level.note] if level.note else [],
+        views=views,
+    )
+
+
+def _views(
+    runs: Sequence[RunFolder],
+    baseline: RunFolder,
+    found: Sequence[points.ShownPoints | Missing],
+    level: _Level,
+) -> list[View]:
+    """The summary, the sites and the coresets, of all runs and of single ones."""
+    several = len(runs) > 1
     shown = [
         each if level.pictures or isinstance(each, Missing)
         else Missing("Points are left out to keep this page small.")
         for each in found
     ]  # fmt: skip
-    chapters = [
-        _chapter(run, each, level.most, f"run-{number}-" if several else "", number)
+    own = [
+        _of_run(run, each, level.most, f"run-{number}-" if several else "")
         for number, (run, each) in enumerate(zip(runs, shown, strict=True), 1)
         if level.chapters is None or number <= level.chapters
     ]
-    everything = [*sections, *(one for chapter in chapters for one in chapter.sections)]
-    contents = [(one.id, one.title) for one in sections or chapters[0].sections]
-    contents += [(chapter.id, chapter.title) for chapter in chapters] if several else []
-    figures = [
-        figure
-        for section in everything
-        for part in section.parts
-        if isinstance(part, Figures)
-        for figure in part.items
-    ]
-    library, script = _library(), _read_asset("script.js")
-    compared = f"{len(runs)} runs, compared with {baseline.label}"
-    return _template().render(
-        title=title or _title(runs),
-        subtitle=compared if several else overview.sentence(runs[0]),
-        version=__version__,
-        date=time.strftime("%d %B %Y, %H:%M"),
-        hashes=_hashes(library, script),
-        style=_safe(_read_asset("style.css")),
-        library=_safe(library),
-        script=_safe(script),
-        specs=_json({figure.id: figure.spec for figure in figures}),
-        notes=[level.note] if level.note else [],
-        contents=contents,
-        sections=sections,
-        chapters=chapters,
-    )
+    shared: dict[str, list[Section]] = {"summary": [in_short.section(runs)]}
+    if several:
+        shared["summary"] += comparison.sections(runs, baseline)
+        shared["sites"], shared["coresets"] = sites.section(runs), chosen.compared(runs)
+    views = []
+    for name, title in VIEWS.items():
+        sections = shared.get(name, [])
+        if not several:
+            views.append(View(name, title, [*sections, *own[0][name]]))
+            continue
+        end = "" if name == "summary" else f"-{name}"
+        first = _opened(name, runs)
+        chapters = [
+            Chapter(f"run-{number}{end}", run.label, run.where, parts[name], number == first)
+            for number, (run, parts) in enumerate(zip(runs, own, strict=False), 1)
+        ]
+        if sections or chapters:
+            views.append(View(name, title, sections, chapters))
+    return views
 
 
-def _chapter(
-    run: RunFolder, found: points.ShownPoints | Missing, most: Most, prefix: str, number: int
-) -> Chapter:
-    sections = [
-        overview.section(run, prefix),
-        learning.section(run, prefix),
-        clients.section(run, prefix),
-        chosen.section(run, found, most, prefix),
-        classes.section(run, prefix),
-        trust.section(run, prefix),
-        examples.section(run, found, most, prefix),
-        cost.section(run, prefix),
-    ]
-    return Chapter(f"run-{number}", run.label, str(run.path), sections)
+def _opened(view: str, runs: Sequence[RunFolder]) -> int:
+    """Number of the run whose chapter is open: of coresets, the first run that has one."""
+    if view == "summary":
+        return 0  # the comparison is enough at first
+    small = [n for n, run in enumerate(runs, 1) if run.summary["coreset"]["fraction"] < 1]
+    return small[0] if view == "coresets" and small else 1
+
+
+def _of_run(
+    run: RunFolder, found: points.ShownPoints | Missing, most: Most, prefix: str
+) -> dict[str, list[Section]]:
+    """The sections of one run, by view."""
+    return {
+        "summary": [
+            overview.section(run, prefix),
+            learning.section(run, prefix),
+            trust.section(run, prefix),
+            cost.section(run, prefix),
+        ],
+        "sites": [
+            clients.section(run, prefix),
+            classes.section(run, prefix),
+            examples.section(run, found, most, prefix),
+        ],
+        "coresets": [chosen.section(run, found, most, prefix)],
+    }
 
 
 def _title(runs: Sequence[RunFolder]) -> str:
@@ -187,56 +227,3 @@ def _short(data: str) -> str:
     """Without the folders of a path."""
     kind, _, path = data.partition(":")
     return f"{kind} {Path(path).name}" if path else overview.data_name(data)
-
-
-# --- HTML -----------------------------------------------------------------------------------------
-
-
-def _read_asset(name: str) -> str:
-    return (resources("corefed.show.page") / name).read_text(encoding="utf-8")
-
-
-@cache
-def _library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script, in a scope of its own."""
-    from vl_convert import javascript_bundle  # of an extra
-
-    bundle = javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return _inside_script(f"(()=>{{{bundle}}})();")
-
-
-def _inside_script(text: str) -> str:
-    """Escape whatever could end the script element."""
-    return re.sub(r"<(?=/script|!--|script)", r"\\x3C", text, flags=re.IGNORECASE)
-
-
-def _hashes(*scripts: str) -> str:
-    """The only scripts that a browser may run in this page."""
-    digests = [base64.b64encode(hashlib.sha256(each.encode()).digest()) for each in scripts]
-    return " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
-
-
-def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined  # of an extra
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_bind_percent
-    )
-    return environment.from_string(_read_asset("page.html"))
-
-
-def _bind_percent(value: object) -> object:
-    """Keep a number and its percent sign on one line."""
-    return value.replace(" %", "\u00a0%") if type(value) is str else value
-
-
-def _json(value: object) -> Markup:
-    from jinja2.utils import htmlsafe_json_dumps  # of an extra
-
-    return htmlsafe_json_dumps(value, separators=(",", ":"))
-
-
-def _safe(text: str) -> Markup:
-    from markupsafe import Markup  # of an extra
-
-    return Markup(text)

@@ -22,6 +22,7 @@ from corefed.show.page.content import (
     Missing,
     Part,
     ReportTable,
+    Row,
     Section,
     TableCell,
     Text,
@@ -64,7 +65,8 @@ def section(run: RunFolder, points: ShownPoints | Missing, most: Most, prefix: s
     per_run = run.summary["clients"]
     weight = fitted.weights(run.models, per_run).double()
     if isinstance(run.clients, Missing):
-        return Section(name, title, AID, [missing(run.clients)])
+        parts = [Figures(quality)] if quality else []
+        return Section(name, title, AID, [*parts, missing(run.clients)])
     sizes = [client["train"] for client in run.clients[0]]
     parts = [Figures([_histogram(run, weight, sizes, name), *quality])]
     parts.append(Fold("The coreset of each client", _by_client(run, weight, sizes)))
@@ -103,48 +105,84 @@ def _histogram(run: RunFolder, weight: Tensor, sizes: Sequence[int], name: str) 
     return Figure(f"{name}-weights", "Weights of the chosen points", spec, finding, table)
 
 
+MEASURES = {
+    "held_out_error": ("Error on fresh draws", "held-out error"),
+    "over_uniform": ("Error against a random subset's", "ratio of errors; below 1 is better"),
+}
+"""Of a coreset's quality: title of the chart, and of its axis."""
+
+
 def _quality(run: RunFolder, name: str) -> list[Figure]:
-    """The measured quality of the coresets over rounds."""
-    keys = {"held_out_error": "held-out error", "over_uniform": "ratio to a random subset"}
-    series = []
-    for key, words in keys.items():
-        for line in run.lines:
-            each = [v for v in line["coreset"].get(key, []) if v is not None]
-            if each:
-                std = statistics.stdev(each) if len(each) > 1 else 0.0
-                series.append((words, line["round"], statistics.fmean(each), std))
+    """The measured quality of the coresets over rounds, one chart per measure."""
+    found = [_over_rounds(run, key, name) for key in MEASURES]
+    return [figure for figure in found if figure is not None]
+
+
+def measured(run: RunFolder, key: str) -> list[tuple[int, list[float]]]:
+    """(round, value of each seed) of rounds in which some client's coreset was measured.
+
+    A line repeats the last measurement of every client, so a round without one has the same values
+    as the round before.
+    """
+    found: list[tuple[int, list[float]]] = []
+    for line in run.lines:
+        each = [v for v in line["coreset"].get(key, []) if v is not None]
+        if each and (not found or found[-1][1] != each):
+            found.append((line["round"], each))
+    return found
+
+
+def _over_rounds(run: RunFolder, key: str, name: str) -> Figure | None:
+    title, axis = MEASURES[key]
+    series = [
+        (at, statistics.fmean(each), statistics.stdev(each) if len(each) > 1 else 0.0)
+        for at, each in measured(run, key)
+    ]
     if not series:
-        return []
+        return None
     data = [
-        {"series": words, "x": at, "y": mean, "low": mean - std, "high": mean + std}
-        for words, at, mean, std in series
+        {"series": title, "x": at, "y": mean, "low": mean - std, "high": mean + std}
+        for at, mean, std in series
     ]
-    last = {words: mean for words, _, mean, _ in series}
-    finding = ", ".join(f"{words} {mean:.3g}" for words, mean in last.items())
-    refreshes = {
-        line["round"]: statistics.fmean(line["coreset"]["refreshes"])
-        for line in run.lines
-        if None not in line["coreset"].get("refreshes", [None])
-    }
-    if run.lines[-1]["round"] in refreshes:
-        finding += f"; {refreshes[run.lines[-1]['round']]:.1f} refreshes per client"
+    finding = f"{series[-1][1]:.3g} when last measured, after round {series[-1][0]}"
+    refreshes = run.lines[-1]["coreset"].get("refreshes", [None])
+    if None not in refreshes:
+        finding += f"; {statistics.fmean(refreshes):.1f} refreshes per client"
     table = ReportTable(
-        "Quality of the coresets, mean over clients",
-        ("round", "measure", "mean", "std over seeds", "refreshes"),
-        [
-            (str(at), words, number(mean, ".4g"), number(std, ".2g"),
-             number(refreshes.get(at), ".1f"))
-            for words, at, mean, std in series
-        ],
-    )  # fmt: skip
-    band = any(std > 0 for *_, std in series)
+        f"{title}, mean over clients",
+        ("round", "mean", "std over seeds"),
+        [(str(at), number(mean, ".4g"), number(std, ".2g")) for at, mean, std in series],
+    )
     spec = charts.series(
-        data, list(keys.values()), "round", "lower is better", form=".2~g", x_form="d",
-        band=band, points=len(data) <= 80, zero=True, step=True,
+        data, [title], "round", axis, form=".2~g", x_form="d",
+        band=any(std > 0 for *_, std in series), points=len(data) <= 80, zero=True, step=True,
     )  # fmt: skip
-    return [
-        Figure(f"{name}-quality", "Quality over rounds", spec, f"At the end: {finding}.", table)
-    ]
+    part = {"held_out_error": "quality", "over_uniform": "ratio"}[key]
+    return Figure(f"{name}-{part}", title, spec, f"{finding}.", table)
+
+
+def compared(runs: Sequence[RunFolder]) -> list[Section]:
+    """The coresets of several runs side by side."""
+    rows: list[Row] = []
+    for run in runs:
+        coreset = run.summary["coreset"]
+        if coreset["fraction"] < 1:
+            rows.append(
+                (
+                    run.label,
+                    number(100 * coreset["fraction"], "g", " %"),
+                    number(coreset.get("size"), ".1f"),
+                    number(coreset.get("held_out_error"), ".3g"),
+                    number(coreset.get("over_uniform"), ".3g"),
+                    number(coreset.get("refreshes"), ".1f"),
+                )
+            )
+    if not rows:
+        return []
+    heads = ("run", "of the data", "points per client", "error on fresh draws",
+             "ratio to a random subset", "refreshes per client")  # fmt: skip
+    table = ReportTable("At the end, means over clients and seeds", heads, rows, sortable=True)
+    return [Section("all-coresets", "Coresets of all runs", AID, [table])]
 
 
 def _by_client(run: RunFolder, weight: Tensor, sizes: Sequence[int]) -> ReportTable:
@@ -184,12 +222,21 @@ def _gallery(run: RunFolder, weight: Tensor, points: ShownPoints, most: Most) ->
             label, value = run.labels[int(points.y.train[client][place])], w[place].item()
             words = f"Image of class {label}, weight {value:.1f}"
             cards.append(Card((label, f"{TIMES} {value:.1f}"), picture.source, words, picture.size))
-        groups.append(Group(f"{name}, {int((w > 0).sum())} chosen", cards))
-    note = f"The images with the largest weights of each class; {TIMES} is the weight."
+        groups.append(Group(shown_of(name, len(cards), int((w > 0).sum())), cards))
+    note = (
+        f"At most {most.per_class} images of each class, those with the largest weights; {TIMES} "
+        "is the weight."
+    )
     if len(groups) < len(run.names):
         note += f" The first {len(groups)} of {len(run.names)} clients are shown."
     note += f" {gone} images can no longer be read." if gone else ""
     return Gallery(f"Chosen images, seed {run.seeds[0]}", groups, small=True, note=note)
+
+
+def shown_of(name: str, shown: int, chosen: int) -> str:
+    """The title of a client's pictures: as many as there are, or how many of them."""
+    part = f"all {chosen}" if shown == chosen else f"{shown} of {chosen}"
+    return f"{name}, {part} chosen points"
 
 
 def largest(w: Tensor, y: Tensor, per_class: int) -> list[int]:

@@ -26,6 +26,7 @@ from corefed.show.page.gather import (
     score_name,
     score_text,
 )
+from corefed.show.page.sections import sites
 from corefed.training.record import Line
 
 MOST = 100
@@ -33,10 +34,10 @@ MOST = 100
 
 
 def section(run: RunFolder, prefix: str) -> Section:
-    name, title = f"{prefix}clients", "Clients"
+    name, title = f"{prefix}clients", "Sites"
     aid = (
-        f"One row per client, seed {run.seeds[0]}: its {score_name(run.score)} over the rounds, "
-        "beside its training points."
+        f"One row per site: its {score_name(run.score)} over all seeds in the table; over the "
+        f"rounds of seed {run.seeds[0]}, beside its training points, in the charts."
     )
     parts: list[Part] = []
     evaluated = [line for line in run.lines if "clients" in line]
@@ -48,7 +49,7 @@ def section(run: RunFolder, prefix: str) -> Section:
         parts.append(missing(run.clients))
     else:
         items.append(_holdings(run, run.clients[0], rows, f"{name}-holdings"))
-    parts.insert(0, Figures(items))
+    parts = [*sites.table(run), Figures(items), *parts]
     if len(run.seeds) > 1:
         parts.append(Figures([_by_seed(run, evaluated[-1], rows, f"{name}-seeds")], wide=True))
     if len(rows) < len(run.names):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from corefed.show import distinguish, verdict
+from corefed.show import distinguish
 from corefed.show.contrast import Contrast
 from corefed.show.page import charts, paired
 from corefed.show.page.content import (
@@ -48,13 +48,12 @@ COSTS = {
 def sections(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Section]:
     """The table, the curves, and cost against score."""
     scored = [run for run in runs if run.score == baseline.score and run.score]
-    found = verdict.sentences([run.result for run in runs])
     first = Section(
         "comparison",
         "Comparison",
         "One row per run; click a header to sort. Differences are from "
         f"{baseline.label}, with 95 % intervals.",
-        [*map(Text, found), *table(runs, baseline)],
+        table(runs, baseline),
     )
     if not scored:
         return [first]
@@ -83,38 +82,41 @@ def table(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Part]:
     units = {run.score for run in runs if run.score}
     unit = "%" if units == {"accuracy"} else "RMSE" if units == {"rmse"} else "score"
     scores = [f"{m}, {unit}" for m in models]
-    heads = ["run", *differing, *scores[:1], "difference", "95 % interval", "p (Holm)"]
-    heads += [*scores[1:], "NLL", "ECE", "k/n, %", "seeds", "rounds", "seconds", "MB sent"]
-    heads += ["passes", "interval over", "differs in", "folder"]
+    heads = ["run", *scores[:1], "difference", "95 % interval", "NLL", "ECE", "passes"]
+    main = len(heads)
+    heads += [*differing, "p (Holm)", *scores[1:], "k/n, %", "seeds", "rounds", "seconds"]
+    heads += ["MB sent", "interval over", "differs in", "folder"]
     own = distinguish.differences([run.result for run in runs])
     rows: list[Row] = []
     for run, settings in zip(runs, own, strict=True):
-        *difference, pairs = _difference(found.get(run.path), corrected)
+        difference, interval, p, pairs = _difference(found.get(run.path), corrected)
         each = [_score(run, f"{m}_{run.score}") for m in models]
         rows.append(
             (
                 run.label,
-                *(str(run.summary[key]) for key in differing),
                 *each[:1],
-                *difference,
-                *each[1:],
+                difference,
+                interval,
                 *(_metric(run, metric) for metric in ("nll", "ece")),
+                TableCell(str(of_summary(run.summary)), of_summary(run.summary).total),
+                *(str(run.summary[key]) for key in differing),
+                p,
+                *each[1:],
                 number(100 * run.summary["coreset"]["fraction"], "g"),
                 TableCell(str(len(run.seeds)), len(run.seeds)),
                 _rounds(run),
                 number(run.summary["cost"]["seconds"], ".1f"),
                 number(cost_of(run, "bytes") * len(run.seeds) / 1e6, ",.1f"),
-                TableCell(str(of_summary(run.summary)), of_summary(run.summary).total),
                 pairs,
                 distinguish.words(settings) or DASH,
-                str(run.path),
+                run.where,
             )
         )
     over = "mean ± std over seeds" if any(len(run.seeds) > 1 for run in runs) else "one seed"
     caption = f"Last evaluated round, {over}; costs are totals over seeds"
     note = f"{_explain(tested)}{learning.lower_bound(runs)}".strip()
     parts: list[Part] = [
-        ReportTable(caption, heads, rows, sortable=True, note=note),
+        ReportTable(caption, heads, rows, sortable=True, note=note, main=main),
         *_by_metric(runs, baseline, found, corrected),
     ]
     reasons = {
@@ -273,6 +275,8 @@ def _costs(runs: Sequence[RunFolder], domain: Sequence[str], note: list[Part]) -
             if run.label in on_front
         )
         finding = f"On the Pareto front: {best_names}."
+        if spec is None:
+            finding = f"All runs have the same cost: {each[0][1]:,.4g} {axis}."
         finding += learning.lower_bound(runs) if what == "passes" else ""
         title = f"{capitalize(score_name(score))} against {short}"
         heads = ("run", axis, score_name(score), "on the Pareto front")

@@ -32,6 +32,8 @@ AID = (
 )
 SHARES = 3
 """Classes shown per prediction."""
+SURE = 0.9
+"""Confidence from which a prediction counts as sure."""
 
 
 def section(run: RunFolder, points: ShownPoints | Missing, most: Most, prefix: str) -> Section:
@@ -49,11 +51,7 @@ def section(run: RunFolder, points: ShownPoints | Missing, most: Most, prefix: s
     total = found["total"] if run.labels else found["total"].mean(-1)
     unsure = total.argsort(descending=True, stable=True)[: most.examples].tolist()
     if run.labels:
-        confidence, guess = found["mean"].max(-1)
-        wrong = confidence.masked_fill(guess == found["y"], -1.0)
-        order = wrong.argsort(descending=True, stable=True)[: most.examples].tolist()
-        wrongs = [place for place in order if wrong[place] >= 0]
-        heading = f"Confident and wrong ({int((guess != found['y']).sum())} of {len(guess)} wrong)"
+        wrongs, heading = _sure_and_wrong(found, most.examples)
     else:
         off = ((found["y"] - found["mean"]).square() / found["total"]).mean(-1)
         wrongs = off.argsort(descending=True, stable=True)[: most.examples].tolist()
@@ -67,8 +65,28 @@ def section(run: RunFolder, points: ShownPoints | Missing, most: Most, prefix: s
     if wrongs:
         parts.append(show(run, points, found, wrongs, f"{heading}, {about}"))
     else:
-        parts.append(Text("No test point of this seed is wrong."))
+        parts.append(Text(heading))
     return Section(name, title, AID, parts)
+
+
+def _sure_and_wrong(found: Tree, most: int) -> tuple[list[int], str]:
+    """Places of wrong predictions that are sure, surest first; and a heading, or why none."""
+    confidence, guess = found["mean"].double().max(-1)
+    wrong = guess != found["y"]
+    if not bool(wrong.any()):
+        return [], "No test point of this seed is wrong."
+    ranked = confidence.masked_fill(~wrong, -1.0)
+    sure = int((ranked >= SURE).sum())
+    level = f"{100 * SURE:g} %"
+    if not sure:
+        return [], (
+            f"No wrong prediction is sure: the highest confidence among {int(wrong.sum())} wrong "
+            f"ones is {100 * ranked.max().item():.0f} %, below {level}."
+        )
+    places: list[int] = ranked.argsort(descending=True, stable=True)[: min(sure, most)].tolist()
+    part = f"{len(places)} of {sure}" if len(places) < sure else f"{sure}"
+    heading = f"Wrong at {level} confidence or more ({part}; {int(wrong.sum())} wrong in all)"
+    return places, heading
 
 
 def _cards(

@@ -34,7 +34,7 @@ def section(run: RunFolder, prefix: str) -> Section:
     notes = [*(f"Metrics are {each}." for each in sample(run.summary)), *notes]
     notes = [*(f"These are {each}." for each in stopped(run.summary)), *notes]
     parts += [Text(f"Note: {note}") for note in notes]
-    if run.summary["data"] not in (LOCAL, MEMORY):
+    if run.summary["data"] not in (LOCAL, MEMORY) and not run.place:
         toml = shlex.quote(str(run.path / record.EXPERIMENT))
         parts.append(Command("Run it again:", f"corefed run --config {toml}"))
     parts.append(Fold("All settings and the machine", _settings(run)))

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from corefed.base.types import Tree
 from corefed.show.page import charts
@@ -25,6 +24,8 @@ from corefed.show.page.content import (
     percent,
 )
 from corefed.show.page.gather import RunFolder, capitalize
+from corefed.show.page.sections import intervals
+from corefed.show.page.sections.intervals import sentence
 from corefed.training import calibration
 from corefed.training.record import MODELS
 from corefed.training.scoring import BINS
@@ -33,10 +34,8 @@ from corefed.use import selective
 TARGETS = (0.01, 0.02, 0.05)
 CONFIDENCE = 0.9
 """Confidence level of a threshold's guarantee."""
-LEVELS = tuple(level / 20 for level in range(1, 20))
 POINTS = 160
 """Points drawn of a risk-coverage curve; the table has a tenth of them."""
-SCATTER = 600
 
 
 def section(run: RunFolder, prefix: str) -> Section:
@@ -59,23 +58,26 @@ def section(run: RunFolder, prefix: str) -> Section:
         "Intervals should contain the nominal share of the targets, as on the diagonal. In the "
         "last chart, exact predictions lie on the diagonal."
     )
-    items = [*_calibrated(run, _coverage, kinds, name), _against(held, kinds[0], name)]
+    items = [
+        *_calibrated(run, intervals.coverage, kinds, name),
+        intervals.against(held, kinds[0], name),
+    ]
     parts: list[Part] = [Figures(items)]
     return Section(name, title, aid, parts)
 
 
-Draw = Callable[[Tree, Sequence[str], str], Figure]
+Draw = Callable[[RunFolder, Tree, Sequence[str], str], Figure]
 
 
 def _calibrated(run: RunFolder, draw: Draw, kinds: Sequence[str], name: str) -> list[Figure]:
     """What the models predict, and before it what they would predict without temperatures."""
     assert not isinstance(run.held_out, Missing)
-    after = draw(run.held_out, kinds, name)
+    after = draw(run, run.held_out, kinds, name)
     raw = _without_temperature(run, kinds)
     if raw is None or isinstance(run.models, Missing):
         return [after]
-    before = draw(raw, kinds, f"{name}-raw")
-    words = _sentence([_temperatures(run.models, kind) for kind in kinds])
+    before = draw(run, raw, kinds, f"{name}-raw")
+    words = sentence([_temperatures(run.models, kind) for kind in kinds])
     title = f"{after.title} after calibration"
     return [
         replace(before, title=f"{before.title} before calibration"),
@@ -113,19 +115,50 @@ def _temperatures(models: Tree, kind: str) -> str:
     return f"{kind} temperature {low:.2f}" + (f" to {high:.2f}" if high - low >= 0.005 else "")
 
 
-def ece_words(ece: float, confidence: Tensor) -> str:
+def ece_words(ece: float, chance: float) -> str:
     """An ECE beside that of a perfect model with these confidences, which is not 0 either."""
-    chance = calibration.chance_ece(confidence)
     if ece <= chance:
         return f"{ece:.3f}, no more than the {chance:.3f} that are expected from chance"
     return f"{ece:.3f}, of which {chance:.3f} is expected from chance"
 
 
-def _reliability(held: Tree, kinds: Sequence[str], name: str) -> Figure:
+def _ece(run: RunFolder, held: Tree, kind: str) -> tuple[float, float]:
+    """The mean over seeds, and what of it is chance.
+
+    The ECE is that of the run's summary, which the other parts of the page show too: after
+    calibration for the predictions of its models, before it for those without temperatures.
+    """
+    seeds = held["row"] // len(run.names)
+    every = [(held[f"{kind}.mean"][seeds == g], held["y"][seeds == g]) for g in seeds.unique()]
+    chance = math.fsum(calibration.chance_ece(mean.amax(-1)) for mean, _ in every) / len(every)
+    if held is run.held_out:
+        known = run.metrics.get(f"{kind}_ece")
+    else:
+        test = run.summary.get("calibration", {}).get(kind, {}).get("test", {})
+        known = test.get("before", {}).get("ece")
+    if known is not None:
+        return float(known["mean"]), chance
+    each = [float(selective.reliability(mean, y).ece) for mean, y in every]
+    return math.fsum(each) / len(each), chance
+
+
+def _lean(run: RunFolder, held: Tree, kind: str) -> str:
+    """Too bold or too cautious, by how much: the same number as in the verdict."""
+    gap = run.summary.get("overconfidence", {}).get(kind, {}).get("mean")
+    if gap is None or held is not run.held_out:
+        sure, guess = held[f"{kind}.mean"].max(-1)
+        gap = (sure.double().mean() - (guess == held["y"]).double().mean()).item()
+    if abs(gap) < 0.0005:
+        return "mean confidence equals the accuracy"
+    way = "above the accuracy, too bold" if gap > 0 else "below the accuracy, too cautious"
+    return f"mean confidence is {100 * abs(gap):.1f} points {way} on average"
+
+
+def _reliability(run: RunFolder, held: Tree, kinds: Sequence[str], name: str) -> Figure:
     data, rows, words = [], [], []
     for kind in kinds:
         found = selective.reliability(held[f"{kind}.mean"], held["y"])
-        words.append(f"{kind} ECE {ece_words(found.ece, held[f'{kind}.mean'].amax(-1))}")
+        words.append(f"{kind} ECE {ece_words(*_ece(run, held, kind))}")
         for b in range(BINS):
             if found.points[b]:
                 confidence, accuracy = found.confidence[b].item(), found.accuracy[b].item()
@@ -139,15 +172,7 @@ def _reliability(held: Tree, kinds: Sequence[str], name: str) -> Figure:
                         number(accuracy),
                     )
                 )
-    right = (held[f"{kinds[0]}.mean"].argmax(-1) == held["y"]).double().mean().item()
-    sure = held[f"{kinds[0]}.mean"].max(-1).values.double().mean().item()
-    lean = "well calibrated" if abs(sure - right) <= 0.01 else (
-        "underconfident" if sure < right else "overconfident"
-    )  # fmt: skip
-    finding = (
-        f"{_sentence(words)} {capitalize(kinds[0])}: mean confidence {100 * sure:.1f} % against "
-        f"{100 * right:.1f} % correct, {lean} on average."
-    )
+    finding = f"{sentence(words)} {capitalize(kinds[0])}: {_lean(run, held, kinds[0])}."
     spec = charts.series(
         data, MODELS, "confidence", "share correct", form=".1f", x_form=".1f", diagonal=True,
         zero=True,
@@ -175,8 +200,8 @@ def _risk(held: Tree, kinds: Sequence[str], name: str) -> Figure:
     first = selective.risk_coverage(held[f"{kinds[0]}.total"], _wrong(held, kinds[0]))
     half = first.risk[len(first.risk) // 2 - 1 if len(first.risk) > 1 else 0]
     finding = (
-        f"{_sentence(words)} {capitalize(kinds[0])}: {100 * first.risk[-1]:.2f} % wrong of all, "
-        f"{100 * half:.2f} % of the more certain half."
+        f"{sentence(words)} {capitalize(kinds[0])}: {100 * half:.2f} % of the more certain half "
+        "of the predictions are wrong."
     )
     spec = charts.series(
         data, MODELS, "kept, %", "wrong among the kept, %", form=".2~g", points=False, zero=True
@@ -187,13 +212,20 @@ def _risk(held: Tree, kinds: Sequence[str], name: str) -> Figure:
     return Figure(f"{name}-risk", "Risk and coverage", spec, finding, table)
 
 
-def _sentence(words: Sequence[str]) -> str:
-    return capitalize("; ".join(words)) + "."
-
-
 def _wrong(held: Tree, kind: str) -> npt.NDArray[np.float64]:
     wrong = held[f"{kind}.mean"].argmax(-1) != held["y"]
     return np.asarray(wrong.double().numpy())
+
+
+def review(run: RunFolder, target: float) -> selective.Threshold | None:
+    """The threshold that `_thresholds` shows for this error rate; None for a regression."""
+    if isinstance(run.held_out, Missing) or not run.labels or not len(run.held_out["y"]):
+        return None
+    kind = next((kind for kind in MODELS if f"{kind}.mean" in run.held_out), None)
+    if kind is None:
+        return None
+    total, wrong = run.held_out[f"{kind}.total"], _wrong(run.held_out, kind)
+    return selective.threshold(total, wrong, target, CONFIDENCE)
 
 
 def _thresholds(held: Tree, kind: str, seeds: Sequence[int]) -> ReportTable:
@@ -220,57 +252,3 @@ def _thresholds(held: Tree, kind: str, seeds: Sequence[int]) -> ReportTable:
         f"{100 * CONFIDENCE:.0f} % confidence the error among the others stays below the "
         "guaranteed one. None: too few test points, or too many errors among the certain ones.",
     )
-
-
-# --- regression -----------------------------------------------------------------------------------
-
-
-def _coverage(held: Tree, kinds: Sequence[str], name: str) -> Figure:
-    data, rows, words = [], [], []
-    for kind in kinds:
-        parts = selective.coverage_curve(
-            held["y"].flatten(), held[f"{kind}.mean"].flatten(), held[f"{kind}.total"].flatten(),
-            LEVELS,
-        )  # fmt: skip
-        words.append(f"{kind} 90 % intervals contain {100 * parts[LEVELS.index(0.9)]:.1f} %")
-        for level, part in zip(LEVELS, parts.tolist(), strict=True):
-            data.append({"series": kind, "x": level, "y": part})
-            rows.append((kind, percent(level, 0), percent(part)))
-    spec = charts.series(
-        data, MODELS, "nominal level", "targets inside", form=".1f", x_form=".1f", diagonal=True,
-        zero=True,
-    )  # fmt: skip
-    table = ReportTable("Targets inside central intervals", ("model", "nominal", "inside"), rows)
-    return Figure(f"{name}-coverage", "Coverage of intervals", spec, _sentence(words), table)
-
-
-def _against(held: Tree, kind: str, name: str) -> Figure:
-    y, mean = held["y"].double().flatten().numpy(), held[f"{kind}.mean"].double().flatten().numpy()
-    places = np.unique(np.linspace(0, len(y) - 1, min(len(y), SCATTER)).round().astype(int))
-    data = [{"series": kind, "x": y[i].item(), "y": mean[i].item()} for i in places]
-    low, high = float(min(y.min(), mean.min())), float(max(y.max(), mean.max()))
-    off = mean - y
-    correlation = float(np.corrcoef(y, mean)[0, 1]) if np.ptp(y) and np.ptp(mean) else math.nan
-    finding = (
-        f"{len(y):,} predictions: RMSE {math.sqrt((off**2).mean()):.4g}, mean error "
-        f"{off.mean():+.3g}, correlation {correlation:.3f}."
-    )
-    edges = np.quantile(y, np.linspace(0, 1, 11))
-    index = np.clip(np.searchsorted(edges, y, side="right") - 1, 0, 9)
-    rows = [
-        (
-            f"{edges[b]:.3g} to {edges[b + 1]:.3g}",
-            TableCell(str(int((index == b).sum())), float((index == b).sum())),
-            number(float(mean[index == b].mean()), ".4g"),
-            number(float(np.sqrt((off[index == b] ** 2).mean())), ".4g"),
-        )
-        for b in range(10)
-        if (index == b).any()
-    ]
-    table = ReportTable(
-        "By deciles of the truth", ("truth", "points", "mean prediction", "RMSE"), rows
-    )
-    spec = charts.scatter(
-        data, MODELS, "truth", "prediction", form=".3~g", diagonal=(low, high), legend=False
-    )
-    return Figure(f"{name}-against", "Predicted against true", spec, finding, table)
