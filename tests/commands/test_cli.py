@@ -24,7 +24,7 @@ from corefed.training import record, rounds
 
 SUMMARY_KEYS = {
     "schema", "method", "data", "partition", "clients", "rounds", "seeds", "config", "metrics",
-    "classes", "overconfidence", "coreset", "cost", "environment", "checkpoints",
+    "classes", "overconfidence", "coreset", "cost", "environment", "checkpoints", "measures",
 }  # fmt: skip
 
 

@@ -70,7 +70,8 @@ class Federation(ScikitLearn):
     Attributes:
         classes_: The classes in the order of predicted probabilities; empty for a regression.
         history_: One dictionary per round, as a line of rounds.jsonl.
-        summary_: The content of summary.json: settings, metrics over seeds, cost, environment.
+        summary_: The content of summary.json: settings, metrics over seeds, cost, environment; once
+            saved, also measures of classes.
         n_features_in_: Number of features per point; of a DataFrame, of columns.
         feature_names_in_: Of a DataFrame, the names of its columns.
         tuning_: Where settings were searched, the content of tune.json: "candidates" has a row per
@@ -230,7 +231,8 @@ class Federation(ScikitLearn):
         target.keep(lambda here: files.replace(here / arguments.FILE, digests.to_json(about)))
         if hasattr(self, "tuning_"):
             target.keep(lambda here: tuned.keep(here, self.tuning_))
-        target.finish(self.summary_ | measured.section(path, self.summary_))
+        self.summary_ = self.summary_ | measured.section(path, self.summary_)
+        target.finish(self.summary_)
         return self._keep_joined(path)
 
     @classmethod
