@@ -10,14 +10,14 @@ from corefed.settings.run import Experiment, Run
 from corefed.training import setup
 
 KEPT = 2
-"""Settings per process: their searches' points, and those of all seeds. CIFAR-10 takes gigabytes."""
+"""Per process: a setting's points for its searches, and those of all seeds, gigabytes each."""
 
 
 def points_of(experiment: Experiment) -> FederatedData:
     """What `prepare` would load for the experiment."""
     run = setup.concrete(experiment).run
-    alike = {"method": Run.method, "rounds": 1, "planned_rounds": 1, "cohort": 0}
-    return _load(dataclasses.replace(run, **alike))
+    # What differs between the cells of a setting, and does not matter here.
+    return _load(dataclasses.replace(run, method=Run.method, rounds=1, planned_rounds=1))
 
 
 @lru_cache(KEPT)
