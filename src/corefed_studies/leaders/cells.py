@@ -8,6 +8,7 @@ from typing import Any
 from corefed.base.errors import UserError
 from corefed.settings.config import resolve
 from corefed.training import rounds
+from corefed_studies.leaders.points import points_of
 from corefed_studies.leaders.rows import LeadersRow, row_of
 from corefed_studies.leaders.settings import LeadersSetting, settings_of
 from corefed_studies.leaders.tuning import flags_of, tune
@@ -54,7 +55,8 @@ def work(scale: str, setting_name: str, row_name: str, part: str, tuned: Line, d
 def show(setting: LeadersSetting, row: LeadersRow, tuned: Line, device: str) -> Line:
     """Metrics by seed with the chosen settings, and costs."""
     flags = {**flags_of(setting, row, device), **tuned["chosen"], "seeds": setting.seeds}
-    summary = rounds.train(resolve(flags=flags)).summary
+    experiment = resolve(flags=flags)
+    summary = rounds.train(experiment, data=points_of(experiment)).summary
     cost, seeds = summary["cost"], len(setting.seeds)
     return {
         "metrics": {

@@ -101,9 +101,9 @@ def _note(setting: LeadersSetting, lines: Lines, done: dict[str, Line]) -> str:
     devices = sorted({_device(line) for line in done.values()})
     words.append(f"Trained on {', '.join(devices)}.") if devices else None
     if waiting:
-        words.append(f"Not trained yet: {', '.join(waiting)}.")
+        words.append(f"Not trained yet: {'; '.join(waiting)}.")
     if missing:
-        words.append(f"Not known to this version: {', '.join(missing)}.")
+        words.append(f"Not known to this version: {'; '.join(missing)}.")
     return " ".join(words)
 
 

@@ -19,6 +19,7 @@ from corefed.settings.run import Experiment
 from corefed.training import halving
 from corefed.training.groups import Group, split
 from corefed.training.setup import prepare
+from corefed_studies.leaders.points import points_of
 from corefed_studies.leaders.rows import LeadersRow
 from corefed_studies.leaders.settings import (
     MEMORY_MB,
@@ -71,7 +72,7 @@ def _search(
     given: Experiment, candidates: list[Experiment], kinds: tuple[str, ...]
 ) -> dict[int, float]:
     """NLL of the candidates that were trained to the end; the defaults always are."""
-    setup = prepare(given)
+    setup = prepare(given, points_of(given))
     points = setup.data.validation
     assert points is not None
     # Nothing in a search can look at test points: validation points stand in their place.
