@@ -49,7 +49,7 @@ def _best(runs: Sequence[RunFolder]) -> tuple[RunFolder | None, list[Tile]]:
     if not seeds:
         return None, []
     best, then = sorted(found, key=lambda run: _mean(run, metric, seeds), reverse=metric.higher)[:2]
-    against = contrast(best.summary, then.summary, metric, seeds)
+    against = contrast(best.result, then.result, metric, seeds)
     own, other = metric.value(against.mine), metric.value(against.other)
     words = {
         "better": f"{metric.word} {own}, clearly ahead of {then.label} ({other})",
