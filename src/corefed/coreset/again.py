@@ -197,14 +197,15 @@ class _Fitted:
 
     def sample(self, shape: torch.Size) -> Theta:
         noise = torch.randn(*shape, len(self.mean), dtype=torch.float64)
-        drawn = self.mean + noise @ self.factor.T
+        drawn: Tensor = self.mean + noise @ self.factor.T
         sizes = [t[0].numel() for t in leaves(self.like)]
         parts = [
-            part.reshape(len(part), *t.shape[1:]).to(t)
+            part.reshape((len(part), *t.shape[1:])).to(t)
             for part, t in zip(drawn.split(sizes, 1), leaves(self.like), strict=True)
         ]
         if isinstance(self.like, Tensor):
-            return parts[0]
+            only: Tensor = parts[0]
+            return only
         return dict(zip(self.like, parts, strict=True))
 
 
@@ -212,7 +213,7 @@ def _shift(theta: Tensor, d: Tensor) -> float:
     """max_i |Cov(theta_i, d)| / sd(theta_i)."""
     off = theta - theta.mean(0)
     spread = off.square().sum(0).sqrt().clamp_min(1e-300)
-    return float(((off / spread).T @ d).abs().max()) / (len(d) - 1) ** 0.5
+    return float(((off / spread).T @ d).abs().max()) / math.sqrt(len(d) - 1)
 
 
 def _origin(coreset: Coreset) -> Origin:

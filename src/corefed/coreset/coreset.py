@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+DOMINANT = 0.5
+"""A point with more than this part of all weight, of ten or more points, is named."""
 CHECKED = 200
 """Draws of a sampler that a check reads all data for."""
 TOLERANCE = 0.1
@@ -225,6 +227,12 @@ def _describe(coreset: Coreset) -> str:
         lines.append(
             f"  The weights sum to {d.weight_sum / d.n:.3g} n: points that hardly change over the "
             "draws have weights that are too large. A little shrinkage (shrink=1e-6) helps."
+        )
+    if d.kept >= 10 and most > DOMINANT * d.weight_sum:
+        lines.append(
+            f"  Point {int(coreset.indices[coreset.weights.argmax()])} alone has "
+            f"{100 * most / d.weight_sum:.0f} % of the weight, and its label decides as much: look "
+            "at it, or give shrink=1e-3."
         )
     if d.ratio > 1 and d.solver != "uniform":
         lines.append(

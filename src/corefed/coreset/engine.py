@@ -87,7 +87,7 @@ def build(
     else:
         dtype = pilot.start_at(theta0)[2]
     source = sources.adapt(data, dtype)
-    k = None if size == "auto" else options.number(size, source.n)
+    k = None if size == "auto" else options.number(size, source.n)  # refuses other words
     recipe = Recipe(
         call=call,
         source=source,
@@ -120,5 +120,7 @@ def _pilot(
 
 
 def _threads(log_likelihood: object) -> int:
-    """A module's parameters are swapped for a draw's while it is called: one call at a time."""
-    return 1 if isinstance(log_likelihood, torch.nn.Module) else torch.get_num_threads()
+    """A module's parameters are swapped for a draw's while it is called: one call at a time. The
+    same for a function that uses threads of its own."""
+    alone = isinstance(log_likelihood, torch.nn.Module) or getattr(log_likelihood, "alone", False)
+    return 1 if alone else torch.get_num_threads()

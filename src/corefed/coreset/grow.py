@@ -34,7 +34,7 @@ class OutOfReachError(UserError):
 
 def grown(recipe: Recipe, posterior: Posterior, target: float) -> Coreset:
     """The first coreset of the series with at most `target` error on fresh draws."""
-    if isinstance(target, bool) or not isinstance(target, int | float) or not 0 < target < 1:
+    if not 0 < target < 1:
         raise UserError(f"target is {target!r}; it must be between 0 and 1, such as {TARGET}.")
     n = recipe.source.n
     given = isinstance(posterior, Draws)

@@ -78,7 +78,7 @@ class _Posed(NamedTuple):
 
     problem: Problem
     check: Check
-    index: Tensor | None  # of the pool's points in the data
+    at: Tensor | None  # where the pool's points are in the data
     chance: Tensor | None
     store: str
 
@@ -126,8 +126,8 @@ def _one(
     indices, weights = inside, solution.w[0, inside]
     few = inside[: passes.AGAIN]
     stored = problem.points.gather(few.unsqueeze(0))[0]
-    if posed.index is not None and posed.chance is not None:
-        indices = posed.index.to(work.device)[inside]
+    if posed.at is not None and posed.chance is not None:
+        indices = posed.at.to(work.device)[inside]
         weights = weights / posed.chance[inside]
         stored = stored * posed.chance[few].unsqueeze(-1)
     points = work.take(indices)
@@ -154,7 +154,7 @@ def _one(
         solver_seconds=solved,
         seed=r.seed,
         dtype=str(work.function.dtype).removeprefix("torch."),
-        pool=0 if posed.index is None else len(posed.index),
+        pool=0 if posed.at is None else len(posed.at),
     )
     full, approximate = judged.full.cpu(), judged.approximate.cpu()
     return Coreset(indices.cpu(), weights.cpu(), diagnostics, full, approximate, r.call, points)
@@ -184,8 +184,8 @@ def _posed(
     found, drawn = pool.survey(work, fitted, fresh, size, r.seed, r.threads, r.show)
     sink = pool.potentials(drawn, fitted, kind, r.scratch)
     stack.callback(sink.close)
-    problem = passes.as_problem(sink.points(), found.y, min(k, len(drawn.index)))
-    return _Posed(problem, found.check, drawn.index, drawn.chance, kind)
+    problem = passes.as_problem(sink.points(), found.y, min(k, len(drawn.at)))
+    return _Posed(problem, found.check, drawn.at, drawn.chance, kind)
 
 
 def _solved(

@@ -55,7 +55,7 @@ def check(
         raise UserError(f"resample is for the solver sparse-vi; {solver} has no use for it.")
 
 
-def number(size: int | float, n: int) -> int:
+def number(size: int | float | str, n: int) -> int:
     """k from a number of points or a part of them."""
     if isinstance(size, bool) or not isinstance(size, int | float):
         raise UserError(f"size is {size!r}; it must be a number of points or a fraction of them.")

@@ -58,7 +58,7 @@ class Shape(NamedTuple):
         sizes = [s.numel() for s in self.shapes]
         parts = flat.split(sizes, dim=-1)
         shaped = [
-            part.reshape(*flat.shape[:-1], *shape)
+            part.reshape((*flat.shape[:-1], *shape))
             for part, shape in zip(parts, self.shapes, strict=True)
         ]
         return dict(zip(self.names, shaped, strict=True)) if self.names else shaped[0]

@@ -43,7 +43,7 @@ AGREE = 0.02
 
 
 class Pool(NamedTuple):
-    index: Tensor  # [m] ascending
+    at: Tensor  # [m] ascending indices
     chance: Tensor  # [m]
     points: Batch
     work: DataPass  # passes over the pool alone
@@ -56,7 +56,7 @@ def size_for(pool: int | str, k: int, n: int, pooled: bool) -> int:
             raise UserError(f"pool is {pool!r}; it must be 'auto', 0 or a number of points.")
         m = max(EACH * k, LEAST)
         return m if pooled and n >= max(MANY, WORTH * m) else 0
-    if isinstance(pool, bool) or not isinstance(pool, int) or pool < 0:
+    if isinstance(pool, bool) or pool < 0:
         raise UserError(f"pool is {pool!r}; it must be 'auto', 0 or a number of points.")
     if pool and not pooled:
         raise UserError("This solver reads all points at every step; choose another, or pool=0.")
@@ -73,7 +73,7 @@ def survey(
         try:
             found = scan(work, fitted, fresh, 1 if alone else threads, show)
             pool = draw(work, found.score, size, seed)
-            if agrees(found.score[pool.index], scores(pool.work, fitted, pool.points)):
+            if agrees(found.score[pool.at], scores(pool.work, fitted, pool.points)):
                 return found, pool
         except UserError:
             if alone:
@@ -120,7 +120,7 @@ def potentials(pool: Pool, fitted: Draws, kind: str, scratch: Path | None) -> Si
 
     sink = passes.sink_for(kind, pool.work, fitted, scratch)
     if kind == "recompute":
-        shape = (len(pool.index), fitted.number)
+        shape = (len(pool.at), fitted.number)
         sink = Recompute(
             *shape,
             pool.work.function.dtype,

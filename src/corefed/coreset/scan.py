@@ -8,12 +8,13 @@ log-likelihoods in float32 would round away what the draws differ by. Blocks are
 in a core's cache, draws by points as the likelihood gives them: none is transposed or stored.
 
 Threads each take blocks of their own: threads that share an operation wait for each other at its
-end, and at ten operations a block they wait longer than they work. A function that must not be called
-twice at once (it swaps parameters of a module) is found out: see `pool.py`.
+end, and at ten operations a block they wait longer than they work. A function that must not be
+called twice at once (it swaps parameters of a module) is found out: see `pool.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -170,9 +171,10 @@ def _sums(
 
 def _norm(difference: Tensor) -> Tensor:
     """S^{-1/2} of the norm over draws, the first axis."""
-    return torch.linalg.vector_norm(difference, dim=0) * len(difference) ** -0.5
+    norm: Tensor = torch.linalg.vector_norm(difference, dim=0)
+    return norm / math.sqrt(len(difference))
 
 
 def _centred(total: Tensor) -> Tensor:
     """S^{-1/2} (T - mean T)."""
-    return (total - total.mean()) * len(total) ** -0.5 if len(total) else total
+    return (total - total.mean()) / math.sqrt(len(total)) if len(total) else total
