@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -196,8 +197,6 @@ def test_the_tail_of_a_pareto() -> None:
 def test_a_weight_that_dominates_is_named() -> None:
     x, y = made(300)
     coreset = build(logistic, (torch.ones(D), torch.full((D,), 0.1)), (x, y), 12)
-    import dataclasses
-
     weights = torch.ones(len(coreset))
     weights[3] = 100.0
     d = dataclasses.replace(coreset.diagnostics, weight_sum=float(weights.sum()))

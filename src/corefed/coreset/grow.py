@@ -47,7 +47,7 @@ def grown(recipe: Recipe, posterior: Posterior, target: float) -> Coreset:
             available = posterior.number - max(2, posterior.number // 5)
             number = min(samples or available, available)
         most = min(number // 2, n // 2)
-        sizes = _series(least, most)
+        sizes = _series(least if best is not None else min(FIRST, max(2, most)), most)
         if not sizes:
             continue
         found = make(dataclasses.replace(recipe, samples=samples), posterior, sizes, target)
