@@ -138,7 +138,8 @@ def _sums(
         if s == 0:
             rounding = log_p[0].square().sum(dtype=torch.float64)
             reference = log_p[:first].mean(0)
-        log_p = log_p.sub_(reference) if not log_p.requires_grad else log_p - reference
+        # not in place where entries share memory, as of a function that ignores theta
+        log_p = log_p.sub_(reference) if log_p.is_contiguous() else log_p - reference
         if s == 0:
             score = _norm(log_p[:first])
         totals.append(log_p.sum(1))
