@@ -48,7 +48,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
 	@echo "==> installing corefed and its dependencies into $(VENV) (once; PyTorch is large)"
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,vision,flower,report,web,tables,onnx,mlflow,tensorboard,docs]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,vision,flower,report,web,tables,onnx,mlflow,tensorboard,numpyro,blackjax,docs]'
 	@touch $@
 
 # --- A first look --------------------------------------------------------------------------------

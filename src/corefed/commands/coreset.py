@@ -63,7 +63,7 @@ def coreset(
 ) -> None:
     """Choose a weighted subset that stands in for all data: indices, weights, how good it is."""
     from corefed.base.device import device_for
-    from corefed.coreset import engine, picture, solvers  # torch takes a second
+    from corefed.coreset import engine, options, picture, solvers  # torch takes a second
     from corefed.coreset.coreset import encode
     from corefed.training import record
     from corefed.use import posteriors
@@ -91,7 +91,7 @@ def coreset(
         )
     if not draws and chosen == "mlp":
         points = round(wanted * len(table.x)) if isinstance(wanted, float) else wanted
-        draws = max(engine.MANY * points, NETWORK_DRAWS)
+        draws = max(options.MANY * points, NETWORK_DRAWS)
     with bars(keep=True, silent=quiet or json) as shown:
 
         def show(stage: str, done: int, total: int) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,18 @@ from corefed.coreset import likelihoods, modules, picture, sources
 from corefed.coreset.draws import wrap_stacked
 from corefed.coreset.likelihoods import LogLikelihood
 
+if TYPE_CHECKING:
+    from corefed.coreset.again import Check, Settled
+    from corefed.coreset.making import Origin
+
 T = TypeVar("T")
+
+DOMINANT = 0.5
+"""A point with more than this part of all weight, of ten or more points, is named."""
+CHECKED = 200
+"""Draws of a sampler that a check reads all data for."""
+TOLERANCE = 0.1
+"""Standard deviations by which a check lets a posterior mean be off."""
 
 SCHEMA = 1
 TENSORS, ABOUT, TABLE = "coreset.safetensors", "coreset.json", "coreset.csv"
@@ -59,6 +70,7 @@ class Diagnostics:
     solver_seconds: float
     seed: int
     dtype: str
+    pool: int = 0  # candidates drawn from all points, or 0: the solver saw all
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -72,6 +84,7 @@ class Coreset:
     approximate: Tensor  # [F] the same of the coreset
     call: LogLikelihood | None = None
     points: sources.Batch | None = None  # (x, y) of the indices
+    origin: Origin | None = None  # how it was made; not saved
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -99,6 +112,27 @@ class Coreset:
             function = likelihoods.prepare(self.call, drawn, x, y)
             values = likelihoods.evaluate(function, drawn, x, y, _BUDGET)
         return self.weights.to(values) @ values
+
+    def check(self, draws: Any, *, most: int = CHECKED, tolerance: float = TOLERANCE) -> Check:
+        """Does it hold where a sampler went? Its log-likelihood against that of all data on these
+        draws (`most` of them, at even distances); see `again.py`."""
+        from corefed.coreset import again  # it makes coresets
+
+        return again.check(self, draws, most, tolerance)
+
+    def rebuilt_at(self, draws: Any, size: int | None = None) -> Coreset:
+        """A coreset of the same data, made in the same way where these draws lie."""
+        from corefed.coreset import again
+
+        return again.rebuilt_at(self, draws, size)
+
+    def sample_until_settled(
+        self, sampler: Callable[[Coreset], Any], rounds: int = 3, tolerance: float = TOLERANCE
+    ) -> Settled:
+        """Sample (coreset -> draws), check, and make the coreset anew there until a check holds."""
+        from corefed.coreset import again
+
+        return again.sample_until_settled(self, sampler, rounds, tolerance)
 
     def attach(
         self, log_likelihood: object, data: object, *, likelihood: object = "auto", noise: float = 1
@@ -193,6 +227,12 @@ def _describe(coreset: Coreset) -> str:
         lines.append(
             f"  The weights sum to {d.weight_sum / d.n:.3g} n: points that hardly change over the "
             "draws have weights that are too large. A little shrinkage (shrink=1e-6) helps."
+        )
+    if d.kept >= 10 and most > DOMINANT * d.weight_sum:
+        lines.append(
+            f"  Point {int(coreset.indices[coreset.weights.argmax()])} alone has "
+            f"{100 * most / d.weight_sum:.0f} % of the weight, and its label decides as much: look "
+            "at it, or give shrink=1e-3."
         )
     if d.ratio > 1 and d.solver != "uniform":
         lines.append(

@@ -166,6 +166,11 @@ class _Sizes(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.numel: list[int] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled, and to say so torch would import its compiler: a second."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         given = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}

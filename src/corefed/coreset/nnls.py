@@ -105,6 +105,13 @@ def _change(gram: Tensor, slope: Tensor, move: Tensor) -> Tensor:
     return (move * (slope + 0.5 * curved)).sum(-1)
 
 
+def square(gram: Tensor, at: Tensor) -> Tensor:
+    """[C, m, m] of gram [C, n, n]: the rows and columns `at` [C, m]."""
+    if len(gram) == 1:  # index_select copies rows at once, several times as fast
+        return gram[0].index_select(0, at[0]).index_select(1, at[0]).unsqueeze(0)
+    return gram.take_along_dim(at.unsqueeze(-1), 1).take_along_dim(at.unsqueeze(1), 2)
+
+
 def _times(gram: Tensor, x: Tensor) -> Tensor:
     return torch.bmm(gram, x.unsqueeze(-1)).squeeze(-1)
 
@@ -114,8 +121,7 @@ def _solve_free(gram: Tensor, b: Tensor, free: Tensor) -> Tensor:
     width = int(free.sum(-1).max())
     order = free.to(torch.int8).topk(width, dim=-1)
     at, own = order.indices, order.values > 0
-    system = gram.take_along_dim(at.unsqueeze(-1), 1).take_along_dim(at.unsqueeze(1), 2)
-    system = torch.where(own.unsqueeze(-1) & own.unsqueeze(-2), system, 0.0)
+    system = torch.where(own.unsqueeze(-1) & own.unsqueeze(-2), square(gram, at), 0.0)
     system.diagonal(dim1=-2, dim2=-1).add_(torch.where(own, RIDGE, 1.0))
     factor, failed = torch.linalg.cholesky_ex(system)
     more = 1e3 * RIDGE

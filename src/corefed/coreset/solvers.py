@@ -20,6 +20,7 @@ class Entry(NamedTuple):
     refit: bool = True  # its weights are fitted to the potentials, and a refit may shrink them
     resample: bool = False  # it needs draws of the coreset's own posterior at every step
     options: Mapping[str, bool] = MappingProxyType({})  # of `solve`
+    pooled: bool = True  # may choose from a pool drawn by importance instead of all points
 
 
 SOLVERS: dict[str, Entry] = {
@@ -42,10 +43,14 @@ SOLVERS: dict[str, Entry] = {
         "greedy, with draws from the coreset's own posterior at each step",
         refit=False,
         resample=True,
+        pooled=False,
     ),
-    "uniform": Entry("uniform", "k points at random with weights n/k", refit=False),
+    "uniform": Entry("uniform", "k points at random with weights n/k", refit=False, pooled=False),
     "uniform-refit": Entry(
-        "uniform", "k points at random, weights fitted", options={"fit_weights": True}
+        "uniform",
+        "k points at random, weights fitted",
+        options={"fit_weights": True},
+        pooled=False,
     ),
 }
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from corefed.coreset.nnls import RIDGE, nnls
+from corefed.coreset.nnls import RIDGE, nnls, square
 from corefed.coreset.problem import Problem, divide
 
 
@@ -92,9 +92,8 @@ def kept(support: Support, keep: Tensor) -> Support:
     width = int(keep.sum(-1).max()) if keep.shape[1] else 0
     order = keep.to(torch.int8).topk(width, dim=-1)
     slot, real = order.indices, order.values > 0
-    columns = support.columns.take_along_dim(slot.unsqueeze(-1), 1) * real.unsqueeze(-1)
-    gram = support.gram.take_along_dim(slot.unsqueeze(-1), 1).take_along_dim(slot.unsqueeze(1), 2)
-    gram = gram * (real.unsqueeze(-1) & real.unsqueeze(1))
+    columns = _rows(support.columns, slot) * real.unsqueeze(-1)
+    gram = square(support.gram, slot) * (real.unsqueeze(-1) & real.unsqueeze(1))
     return Support(
         support.at.gather(1, slot),
         real,
@@ -103,6 +102,13 @@ def kept(support: Support, keep: Tensor) -> Support:
         support.target.gather(1, slot) * real,
         support.x.gather(1, slot) * real,
     )
+
+
+def _rows(columns: Tensor, slot: Tensor) -> Tensor:
+    """[C, m, S] of columns [C, n, S]."""
+    if len(columns) == 1:  # as in `nnls.square`
+        return columns[0].index_select(0, slot[0]).unsqueeze(0)
+    return columns.take_along_dim(slot.unsqueeze(-1), 1)
 
 
 def removal_costs(support: Support) -> Tensor:
@@ -200,7 +206,7 @@ def joined_best(problem: Problem, support: Support, room: Tensor, skip: Tensor) 
     if not picks:
         return support
     at, wanted = torch.cat(picks, 1), torch.cat(joins, 1)
-    chosen = columns.take_along_dim(at.unsqueeze(-1), 1)
+    chosen = _rows(columns, at)
     return _with(support, problem, index.gather(1, at), wanted, chosen)
 
 

@@ -86,6 +86,11 @@ NAMES = {
     "million": Benchmark(
         "million", "million", "a coreset of a million points, time and memory", ("scale",)
     ),
+    "pays": Benchmark(
+        "pays", "main",
+        "where a coreset pays: NUTS on all data and on a coreset; paper is an hour",
+        ("page", "source"), files=True,
+    ),
     "submodular": Benchmark(
         "submodular", "submodular", "greedy selection, beside submodlib where it is installed",
         ("scale",),

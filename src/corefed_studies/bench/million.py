@@ -2,8 +2,9 @@
 
 Logistic regression with 20 coefficients, S = 500 draws, k = 1000, by `corefed.coreset.build` as
 a user would call it. Each size runs in a subprocess, so that its peak memory is its own. What
-Python, torch and the data take is measured there before `build` is called. Potentials are kept in
-a file, in memory, and on a GPU in its memory.
+Python, torch and the data take is measured there before `build` is called. Every size with a pool
+(two phases); the largest also with the potentials of all points in a file and in memory, on a GPU
+in its memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FEATURES = 20
 
 def million(device: torch.device, scale: str) -> list[dict[str, Any]]:
     """One row per size and store, each from a subprocess."""
-    stores = ("memory",) if device.type == "cuda" else ("disk", "memory")
+    stores = ("pool", "memory") if device.type == "cuda" else ("pool", "disk", "memory")
     rows = []
     for store in stores:
         sizes = SIZES[scale] if store == stores[0] else SIZES[scale][-1:]
@@ -53,23 +54,27 @@ def one(n: int, store: str, device: str, scale: str) -> dict[str, Any]:
     )
     factor = torch.linalg.cholesky(near.covariance).float().to(device)
     before = isolated.peak_mb()
-    begun = time.perf_counter()
+    begun, cpu = time.perf_counter(), time.process_time()
     coreset = build(
         log_p,
         (near.mean.float().to(device), factor),
         (x, y),
         k,
         samples=draws,
-        store=store,
+        store="auto" if store == "pool" else store,
+        pool="auto" if store == "pool" else 0,
         memory_mb=max(memory_mb, 2 * n * draws * 4 >> 20) if store == "memory" else memory_mb,
     )
-    seconds, d = time.perf_counter() - begun, coreset.diagnostics
+    seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    d = coreset.diagnostics
     row = {
         "n": n,
-        "potentials in": "GPU memory" if device == "cuda" else store,
+        "potentials in": store if device != "cuda" or store == "pool" else "GPU memory",
+        "pool": d.pool,
         "potentials s": d.potentials_seconds,
         "solver s": d.solver_seconds,
         "all s": seconds,
+        "cpu s": cpu,
         "us a point": 1e6 * seconds / n,
         "potentials MB": n * draws * 4 / 2**20,
         "peak MB": isolated.peak_mb(),
