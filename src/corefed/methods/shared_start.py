@@ -92,8 +92,9 @@ class Config:
     """Step size of the personal posterior, by Adam."""
     personal_zeta: Annotated[NotNegative, PER_RUN, Times(1 / 50, 5)] = 0.3
     """Weight of the personal posterior's KL: more means less personal."""
-    personal_std: Annotated[Positive, PER_RUN] = 0.02
-    """Standard deviation of the personal posterior's prior around the shared means."""
+    personal_std: Positive = 0.02
+    """Standard deviation of the personal posterior's prior around the shared means; q starts with
+    it."""
     optimizer: Literal["sgd", "ivon"] = "sgd"
     """Of the shared half. sgd: means by SGD, widths by Adam. ivon: both by natural gradients (Shen
     2024)."""
@@ -229,10 +230,7 @@ def build(config: Config, model: Model) -> Method:
         private = {k: x for k, x in working.items() if k == "q" or k.startswith("q.")}
         if config.control:
             mean = (broadcast["v"][:, 0] - mu) / working["pace"].unsqueeze(-1)
-            private |= {
-                "slope": mean - working["correction"],
-                "pace": working["pace"],
-            }  # c_i, R eta
+            private |= {"slope": mean - working["correction"], "pace": working["pace"]}
         return message, private
 
     def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
