@@ -90,11 +90,10 @@ class Config:
     after the client's steps, at half the cost."""
     personal_rate: LearningRate = 0.012
     """Step size of the personal posterior, by Adam."""
-    personal_zeta: Annotated[NotNegative, PER_RUN, Times(1 / 50, 5)] = 0.3
+    personal_zeta: Annotated[NotNegative, PER_RUN, Times(1 / 50, 5)] = 0.1
     """Weight of the personal posterior's KL: more means less personal."""
-    personal_std: Positive = 0.02
-    """Standard deviation of the personal posterior's prior around the shared means; q starts with
-    it."""
+    personal_std: Annotated[Positive, PER_RUN] = 0.05
+    """Standard deviation of the personal posterior's prior around the shared means."""
     optimizer: Literal["sgd", "ivon"] = "sgd"
     """Of the shared half. sgd: means by SGD, widths by Adam. ivon: both by natural gradients (Shen
     2024)."""
@@ -157,8 +156,7 @@ def build(config: Config, model: Model) -> Method:
         v = broadcast["v"]
         private = {"q": v.clone()}
         if own:
-            width = gaussian.rho_of(scaled(config.personal_std, v[:, 0])).expand_as(v[:, 1])
-            private = {"q": torch.stack([v[:, 0], width], 1), **_named("q.", personal.init(v))}
+            private |= _named("q.", personal.init(v))
         if config.control:  # c_i, and R eta of the last round; 0: it has none
             private |= {"slope": torch.zeros_like(v[:, 0]), "pace": torch.zeros_like(v[:, 0, 0])}
         return private
