@@ -28,16 +28,15 @@ of c_i, and that mean is (v - mean upload) / (R eta) - c: the server has all of 
 R eta c, which a client divides by the R eta of its own last round. A client without one, such as a
 newcomer, has no correction.
 
-**The personal model** (`personal=own`) is a second posterior that never leaves the client and goes
-on from round to round. Its objective is that of PFedBayes (Eq. 1) with a prior around the shared
-means mu_v, s = personal_std,
+**The personal model** is what a client has after its shared steps (`personal=steps`). Control
+variates take out of these what makes them personal, so they need `personal=own`: a second posterior
+that never leaves the client and goes on from round to round. Its objective is that of PFedBayes
+(Eq. 1) with a prior around the shared means mu_v, s = personal_std,
 
     (1/n_i) [ sum_j w_ij E_q[ -log p_theta(D_ij) ] + personal_zeta KL(q || N(mu_v, s^2)) ].
 
 The prior's width is its own: v is a cold posterior of all clients' data, and its width says nothing
 about how far a client is from the others. Both halves take the same minibatches, in one pass.
-`personal=steps` does without: it is what a client has after its shared steps. Control variates take
-out of these what makes them personal, so the two do not go together.
 """
 
 from __future__ import annotations
@@ -85,14 +84,14 @@ class Config:
     """Each client's share of the temperature: 1 / clients is Bayes' rule, less a cold posterior."""
     prior_std: Annotated[Positive, PER_RUN] = 0.05
     """Standard deviation of the prior of every weight, around 0."""
-    personal: Literal["own", "steps"] = "own"
-    """own: a private posterior with the shared one for a prior. steps: what the shared model is
-    after the client's steps, at half the cost."""
-    personal_rate: LearningRate = 0.012
+    personal: Literal["steps", "own"] = "steps"
+    """steps: the shared model after the client's steps. own: a private posterior around the shared
+    means, at more than twice the cost."""
+    personal_rate: LearningRate = 0.005
     """Step size of the personal posterior, by Adam."""
-    personal_zeta: Annotated[NotNegative, PER_RUN, Times(1 / 50, 5)] = 0.1
+    personal_zeta: Annotated[NotNegative, PER_RUN, Times(1 / 50, 5)] = 1.0
     """Weight of the personal posterior's KL: more means less personal."""
-    personal_std: Annotated[Positive, PER_RUN] = 0.05
+    personal_std: Annotated[Positive, PER_RUN] = 0.02
     """Standard deviation of the personal posterior's prior around the shared means."""
     optimizer: Literal["sgd", "ivon"] = "sgd"
     """Of the shared half. sgd: means by SGD, widths by Adam. ivon: both by natural gradients (Shen
@@ -100,8 +99,8 @@ class Config:
     fusion: Literal["average", "precision"] = "average"
     """How the server joins widths: the average of rho by points, or that of precisions."""
     control: Annotated[float, TAKING_PART] = 0.0
-    """SCAFFOLD's control variates on the means: 0 has none; 1 where all clients take part in every
-    round, else the part of them that does."""
+    """SCAFFOLD's control variates on the means (with personal own): 0 has none; 1 where all clients
+    take part in every round, else the part of them that does."""
     bayesian: Annotated[str, ABLATION] = "all"
     """Layers that have a posterior: all, last, or names with commas. The others are point
     estimates with the same prior."""
