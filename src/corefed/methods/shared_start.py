@@ -78,11 +78,11 @@ class Config:
 
     learning_rate: LearningRate = 0.2
     """Step size of the means; with optimizer ivon the part of a Newton step, such as 0.02."""
-    width_rate: Annotated[Positive, RATE] = 0.01
+    width_rate: Annotated[Positive, RATE, ABLATION] = 0.01
     """Step size of the widths (rho), by Adam; optimizer ivon has none."""
     zeta: Annotated[Positive, PER_RUN] = 0.001
     """Each client's share of the temperature: 1 / clients is Bayes' rule, less a cold posterior."""
-    prior_std: Annotated[Positive, PER_RUN] = 0.05
+    prior_std: Annotated[Positive, PER_RUN, ABLATION] = 0.05
     """Standard deviation of the prior of every weight, around 0."""
     personal: Literal["steps", "own"] = "steps"
     """steps: the shared model after the client's steps. own: a private posterior around the shared
@@ -91,12 +91,12 @@ class Config:
     """Step size of the personal posterior, by Adam."""
     personal_zeta: Annotated[NotNegative, PER_RUN, Times(1 / 50, 5)] = 1.0
     """Weight of the personal posterior's KL: more means less personal."""
-    personal_std: Annotated[Positive, PER_RUN] = 0.02
+    personal_std: Annotated[Positive, PER_RUN, ABLATION] = 0.02
     """Standard deviation of the personal posterior's prior around the shared means."""
     optimizer: Literal["sgd", "ivon"] = "sgd"
     """Of the shared half. sgd: means by SGD, widths by Adam. ivon: both by natural gradients (Shen
     2024)."""
-    fusion: Literal["average", "precision"] = "average"
+    fusion: Annotated[Literal["average", "precision"], ABLATION] = "average"
     """How the server joins widths: the average of rho by points, or that of precisions."""
     control: Annotated[float, TAKING_PART] = 0.0
     """SCAFFOLD's control variates on the means (with personal own): 0 has none; 1 where all clients
@@ -104,7 +104,7 @@ class Config:
     bayesian: Annotated[str, ABLATION] = "all"
     """Layers that have a posterior: all, last, or names with commas. The others are point
     estimates with the same prior."""
-    monte_carlo: PositiveInt = 1
+    monte_carlo: Annotated[PositiveInt, ABLATION] = 1
     """Draws of theta per step (K)."""
     initial_std: Start = 0.1
     """Standard deviation of the initial means."""
