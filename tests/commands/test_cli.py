@@ -272,7 +272,7 @@ def test_methods_for_scripts() -> None:
         "default": 2048, "range": "at least 1", "unit": "MB",
         "help": "Memory bound of a selection; draws are reduced to fit it.", "ablation": True,
     }  # fmt: skip
-    assert settings["optimizer"]["choices"] == ["adam", "sgd"]
+    assert settings["optimizer"]["choices"] == ["adam", "sgd", "ivon"]
     assert settings["widths"]["default"] == [1.0]
     assert not settings["solver"]["ablation"]
 

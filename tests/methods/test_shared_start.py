@@ -222,8 +222,9 @@ def test_a_newcomer_takes_its_steps_in_one_round(task: Quadratics) -> None:
 
 
 def test_control_variates_are_for_sgd() -> None:
+    wrong = ["control=1", "personal=own", "optimizer=ivon"]
     with pytest.raises(UserError, match=r"control is 1 with optimizer=ivon; .* control=0"):
-        resolve(flags={"method": "shared-start"}, assignments=["control=1", "optimizer=ivon"])
+        resolve(flags={"method": "shared-start"}, assignments=wrong)
     with pytest.raises(UserError, match=r"control is 0.5 with personal=steps; .* personal=own"):
         resolve(flags={"method": "shared-start"}, assignments=["control=0.5", "personal=steps"])
     with pytest.raises(UserError, match="zeta is 0 with optimizer=ivon"):

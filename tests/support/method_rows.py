@@ -75,7 +75,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"optimizer": "ivon", "bayesian": "layer-1", "eta_1": 0.05},
     ],
     "shared-start": [
-        {"control": 1.0, "bayesian": "last"},
+        {"personal": "own", "control": 1.0, "bayesian": "last"},
         {"optimizer": "ivon", "fusion": "precision", "zeta": 1.0},
     ],
     "bnfed": [

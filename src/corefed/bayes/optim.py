@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -75,10 +75,20 @@ def adam(learning_rate: float | Tensor, scale: Tensor | None = None) -> Optimize
     return Optimizer(init, update)
 
 
+@overload
+def on_device(device: torch.device, constant: Tensor) -> Tensor: ...
+@overload
+def on_device(device: torch.device, constant: None) -> None: ...
+@overload
+def on_device(device: torch.device, constant: Tensor | None) -> Tensor | None: ...
+def on_device(device: torch.device, constant: Tensor | None) -> Tensor | None:
+    """What a network has one number per weight of, its scale or a mask, copied to a device once."""
+    return None if constant is None else _copied(device, constant)
+
+
 @lru_cache(16)
-def on_device(device: torch.device, scale: Tensor) -> Tensor:
-    """The scale of a network, copied to a device once."""
-    return scale.to(device)
+def _copied(device: torch.device, constant: Tensor) -> Tensor:
+    return constant.to(device)
 
 
 def sgd(learning_rate: float | Tensor) -> Optimizer:

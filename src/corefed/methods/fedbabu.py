@@ -25,7 +25,7 @@ from corefed.bayes.predict import predictive_at
 from corefed.methods import fedavg
 from corefed.methods.fedavg import gradient
 from corefed.methods.fine_tuning import fine_tune
-from corefed.models.layers_of import body_and_head
+from corefed.models.body_and_head import body_and_head
 from corefed.models.network import Model
 
 

@@ -29,7 +29,7 @@ from corefed.bayes import optim
 from corefed.bayes.predict import predictive_at
 from corefed.methods.fedavg import gradient
 from corefed.methods.fedbabu import aggregate
-from corefed.models.layers_of import body_and_head
+from corefed.models.body_and_head import body_and_head
 from corefed.models.network import Model
 
 BODY, HEAD = "body.", "head."

@@ -124,6 +124,7 @@ def build(config: Config, model: Model) -> Method:
         n = data.size.to(z.dtype).clamp_min(1.0)  # a client without points has its prior alone
         sigma = gaussian.sigma(kept["q"][:, 1])
         prior = (config.zeta / n).unsqueeze(-1)
+        optim.on_device(z.device, mask)  # a recorded step must not copy
         return {
             **kept, "z": z, "sigma": sigma, "prior": prior, **_prefixed("z.", localized.init(z))
         }  # fmt: skip
@@ -131,7 +132,7 @@ def build(config: Config, model: Model) -> Method:
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         q, z, prior, sigma_q = working["q"], working["z"], working["prior"], working["sigma"]
         gradient = torch.empty_like(q)
-        real = None if mask is None else optim.on_device(q.device, mask)
+        real = optim.on_device(q.device, mask)
         if real is not None:
             noise = noise * real
 

@@ -36,14 +36,6 @@ METHODS: dict[str, Entry] = {
         "corefed.methods.pfedbayes",
         "personal Bayesian models trained on all data",
     ),
-    "shared-start": Entry(
-        "corefed.methods.shared_start",
-        "one Bayesian model for all, whose local steps start from it and make personal models",
-    ),
-    "coreset-shared-start": Entry(
-        "corefed.methods.coreset_shared_start",
-        "shared-start, each client on a weighted coreset of its data",
-    ),
     "random-subset": Entry(
         "corefed.methods.random_subset",
         "pfedbayes or fedavg on a uniformly drawn subset, chosen once or redrawn",
@@ -51,6 +43,14 @@ METHODS: dict[str, Entry] = {
     "fedavg": Entry(
         "corefed.methods.fedavg",
         "one model for all, the average of what clients train (McMahan 2017)",
+    ),
+    "shared-start": Entry(
+        "corefed.methods.shared_start",
+        "one Bayesian model for all, whose local steps start from it and make personal models",
+    ),
+    "coreset-shared-start": Entry(
+        "corefed.methods.coreset_shared_start",
+        "shared-start, each client on a weighted coreset of its data",
     ),
     "pfedme": Entry(
         "corefed.methods.pfedme",

@@ -28,16 +28,15 @@ of c_i, and that mean is (v - mean upload) / (R eta) - c: the server has all of 
 R eta c, which a client divides by the R eta of its own last round. A client without one, such as a
 newcomer, has no correction.
 
-**The personal model** (`personal=own`) is a second posterior that never leaves the client and goes
-on from round to round. Its objective is that of PFedBayes (Eq. 1) with a prior around the shared
-means mu_v, s = personal_std,
+**The personal model** is what a client has after its shared steps (`personal=steps`). Control
+variates take out of these what makes them personal, so they need `personal=own`: a second posterior
+that never leaves the client and goes on from round to round. Its objective is that of PFedBayes
+(Eq. 1) with a prior around the shared means mu_v, s = personal_std,
 
     (1/n_i) [ sum_j w_ij E_q[ -log p_theta(D_ij) ] + personal_zeta KL(q || N(mu_v, s^2)) ].
 
 The prior's width is its own: v is a cold posterior of all clients' data, and its width says nothing
 about how far a client is from the others. Both halves take the same minibatches, in one pass.
-`personal=steps` does without: it is what a client has after its shared steps. Control variates take
-out of these what makes them personal, so the two do not go together.
 """
 
 from __future__ import annotations
@@ -79,33 +78,33 @@ class Config:
 
     learning_rate: LearningRate = 0.2
     """Step size of the means; with optimizer ivon the part of a Newton step, such as 0.02."""
-    width_rate: Annotated[Positive, RATE] = 0.01
+    width_rate: Annotated[Positive, RATE, ABLATION] = 0.01
     """Step size of the widths (rho), by Adam; optimizer ivon has none."""
     zeta: Annotated[Positive, PER_RUN] = 0.001
     """Each client's share of the temperature: 1 / clients is Bayes' rule, less a cold posterior."""
-    prior_std: Annotated[Positive, PER_RUN] = 0.05
+    prior_std: Annotated[Positive, PER_RUN, ABLATION] = 0.05
     """Standard deviation of the prior of every weight, around 0."""
-    personal: Literal["own", "steps"] = "own"
-    """own: a private posterior with the shared one for a prior. steps: what the shared model is
-    after the client's steps, at half the cost."""
-    personal_rate: LearningRate = 0.012
+    personal: Literal["steps", "own"] = "steps"
+    """steps: the shared model after the client's steps. own: a private posterior around the shared
+    means, at more than twice the cost."""
+    personal_rate: LearningRate = 0.005
     """Step size of the personal posterior, by Adam."""
-    personal_zeta: Annotated[NotNegative, PER_RUN, Times(1 / 50, 5)] = 0.3
+    personal_zeta: Annotated[NotNegative, PER_RUN, Times(1 / 50, 5)] = 1.0
     """Weight of the personal posterior's KL: more means less personal."""
-    personal_std: Annotated[Positive, PER_RUN] = 0.02
+    personal_std: Annotated[Positive, PER_RUN, ABLATION] = 0.02
     """Standard deviation of the personal posterior's prior around the shared means."""
     optimizer: Literal["sgd", "ivon"] = "sgd"
     """Of the shared half. sgd: means by SGD, widths by Adam. ivon: both by natural gradients (Shen
     2024)."""
-    fusion: Literal["average", "precision"] = "average"
+    fusion: Annotated[Literal["average", "precision"], ABLATION] = "average"
     """How the server joins widths: the average of rho by points, or that of precisions."""
     control: Annotated[float, TAKING_PART] = 0.0
-    """SCAFFOLD's control variates on the means: 0 has none; 1 where all clients take part in every
-    round, else the part of them that does."""
+    """SCAFFOLD's control variates on the means (with personal own): 0 has none; 1 where all clients
+    take part in every round, else the part of them that does."""
     bayesian: Annotated[str, ABLATION] = "all"
     """Layers that have a posterior: all, last, or names with commas. The others are point
     estimates with the same prior."""
-    monte_carlo: PositiveInt = 1
+    monte_carlo: Annotated[PositiveInt, ABLATION] = 1
     """Draws of theta per step (K)."""
     initial_std: Start = 0.1
     """Standard deviation of the initial means."""
@@ -156,8 +155,7 @@ def build(config: Config, model: Model) -> Method:
         v = broadcast["v"]
         private = {"q": v.clone()}
         if own:
-            width = gaussian.rho_of(scaled(config.personal_std, v[:, 0])).expand_as(v[:, 1])
-            private = {"q": torch.stack([v[:, 0], width], 1), **_named("q.", personal.init(v))}
+            private |= _named("q.", personal.init(v))
         if config.control:  # c_i, and R eta of the last round; 0: it has none
             private |= {"slope": torch.zeros_like(v[:, 0]), "pace": torch.zeros_like(v[:, 0, 0])}
         return private
@@ -166,6 +164,7 @@ def build(config: Config, model: Model) -> Method:
         v = broadcast["v"]
         mu, rho = v[:, 0].clone(), v[:, 1].clone()
         n = data.size.to(v.dtype).clamp_min(1.0)  # a client without points has its prior alone
+        optim.on_device(v.device, mask)  # a recorded step must not copy
         state = ivon.init(mu) if config.optimizer == "ivon" else widths.init(rho)
         working = {"mu": mu, "rho": rho, "prior": (config.zeta / n).unsqueeze(-1)}
         working |= _named("state.", state)
@@ -183,7 +182,7 @@ def build(config: Config, model: Model) -> Method:
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         mu, rho, k = working["mu"], working["rho"], working["prior"]
         precision = scaled(config.prior_std, mu).pow(-2)
-        real = None if mask is None else optim.on_device(mu.device, mask)
+        real = optim.on_device(mu.device, mask)
         if real is not None:
             noise = noise * real
         sigma = gaussian.sigma(rho)
@@ -229,10 +228,7 @@ def build(config: Config, model: Model) -> Method:
         private = {k: x for k, x in working.items() if k == "q" or k.startswith("q.")}
         if config.control:
             mean = (broadcast["v"][:, 0] - mu) / working["pace"].unsqueeze(-1)
-            private |= {
-                "slope": mean - working["correction"],
-                "pace": working["pace"],
-            }  # c_i, R eta
+            private |= {"slope": mean - working["correction"], "pace": working["pace"]}
         return message, private
 
     def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:

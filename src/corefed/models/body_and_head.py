@@ -1,4 +1,4 @@
-"""Which entries of a flat parameter vector are a network's last layer: its head, and its body.
+"""A flat parameter vector cut in two: a network's last layer, its head, and its body.
 
 The head is the last linear layer. The body is everything below it and, behind the layers, what the
 likelihood learns.
@@ -6,7 +6,7 @@ likelihood learns.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,16 +32,6 @@ class Split(NamedTuple):
     def join(self, body: Tensor, head: Tensor) -> Tensor:
         """[..., P] of both parts."""
         return torch.cat([body[..., : self.start], head, body[..., self.start :]], -1)
-
-
-def layer_mask(model: Model, layers: Literal["last", "all"]) -> Tensor:
-    """[P] true where an entry belongs to these layers; what the likelihood learns is no layer."""
-    mask = torch.zeros(model.size, dtype=torch.bool)
-    if layers == "all":
-        mask[: model.size - model.likelihood.extra] = True
-    elif model.head is not None:
-        mask[model.head.weight.start : model.head.bias.stop] = True
-    return mask
 
 
 def body_and_head(model: Model, method: str) -> Split:
