@@ -190,3 +190,24 @@ def test_the_page_has_its_marks() -> None:
     page = Path(__file__).parents[2] / "docs" / "leaders.md"
     assert page.read_text().count(f"<!-- {results.NAME}: begin -->") == 1
     assert report.tables({}) == []
+
+
+def test_training_that_diverges_is_repeated_with_smaller_rates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twice it diverges; then the rates are a quarter, and the line says so."""
+    setting = settings_of("quick", ("niid-bench",))[0]
+    row = row_of(setting, "fedavg")
+    rates: list[float] = []
+    plain = cells.rounds.train
+
+    def train(experiment: Any, **given: Any) -> Any:
+        rates.append(experiment.settings.learning_rate)
+        if len(rates) < 3:
+            raise UserError("Training diverged: in round 1 the loss of seed 0 is nan.")
+        return plain(experiment, **given)
+
+    monkeypatch.setattr(cells.rounds, "train", train)
+    line = cells.show(setting, row, {"chosen": {"learning_rate": 0.2}}, "cpu")
+    assert rates == pytest.approx([0.2, 0.1, 0.05]) and line["rates"] == 0.25
+    assert "fedavg (0.25)" in report._note(setting, {}, {"fedavg": line})

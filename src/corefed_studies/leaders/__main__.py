@@ -25,14 +25,19 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="after which no new part of a cell starts")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", default="", help="names of rows, separated by semicolons")
+    parser.add_argument("--settings", default="", help="names of settings, likewise")
     given = parser.parse_args()
     names = tuple(given.studies) or STUDIES
-    only = tuple(name.strip() for name in given.only.split(";") if name.strip())
+    only, settings = (
+        tuple(name.strip() for name in text.split(";") if name.strip())
+        for text in (given.only, given.settings)
+    )
     try:
         study.check_studies(names)
         study.work(
             names, given.scale, given.out, say, jobs=given.jobs, minutes=given.minutes,
             device=given.device, show=False, only=only,
+            only_settings=settings,
         )  # fmt: skip
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -11,12 +11,14 @@ from corefed.training import rounds
 from corefed_studies.leaders.points import points_of
 from corefed_studies.leaders.rows import LeadersRow, row_of
 from corefed_studies.leaders.settings import LeadersSetting, settings_of
-from corefed_studies.leaders.tuning import flags_of, tune
+from corefed_studies.leaders.tuning import flags_of, lowered, tune
 
 Line = dict[str, Any]
 """A part of a cell as results.jsonl has it: setting, row, part, what defines it, what was found."""
 
 TUNED, SHOWN = "tuned", "shown"
+HALVED = 3
+"""Times that learning rates are halved before a row counts as diverged."""
 
 
 def identity(setting: LeadersSetting, row: LeadersRow, part: str) -> Line:
@@ -53,10 +55,20 @@ def work(scale: str, setting_name: str, row_name: str, part: str, tuned: Line, d
 
 
 def show(setting: LeadersSetting, row: LeadersRow, tuned: Line, device: str) -> Line:
-    """Metrics by seed with the chosen settings, and costs."""
+    """Metrics by seed with the chosen settings, and costs.
+
+    Where training diverges, it is repeated with learning rates of half, as anybody would: a rate
+    that a search on one seed chose may be too large for another. Only training losses decide it.
+    """
     flags = {**flags_of(setting, row, device), **tuned["chosen"], "seeds": setting.seeds}
-    experiment = resolve(flags=flags)
-    summary = rounds.train(experiment, data=points_of(experiment)).summary
+    for power in range(HALVED + 1):
+        experiment = resolve(flags=lowered(flags, 2**power))
+        try:
+            summary = rounds.train(experiment, data=points_of(experiment)).summary
+            break
+        except UserError as error:
+            if "diverged" not in str(error) or power == HALVED:
+                raise
     cost, seeds = summary["cost"], len(setting.seeds)
     return {
         "metrics": {
@@ -68,6 +80,7 @@ def show(setting: LeadersSetting, row: LeadersRow, tuned: Line, device: str) -> 
             "seconds": cost["seconds"] / seeds,  # seeds train together
             "bytes": (cost["bytes_up"] + cost["bytes_down"]) / seeds,
         },
+        "rates": 1 / 2**power,
         "environment": {k: summary["environment"].get(k) for k in ("device", "torch")},
     }
 

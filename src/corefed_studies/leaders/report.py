@@ -98,6 +98,14 @@ def _note(setting: LeadersSetting, lines: Lines, done: dict[str, Line]) -> str:
     source = SOURCES.get(setting.name)
     if source is not None:
         words.append(f"Published: {source.words}; beside our {source.kind} figure.")
+    slowed = [
+        f"{row} ({line['rates']:g})" for row, line in done.items() if line.get("rates", 1) < 1
+    ]
+    if slowed:
+        words.append(
+            "Training with the chosen learning rates diverged on a shown seed, so they were "
+            f"multiplied by the number in brackets: {'; '.join(slowed)}."
+        )
     devices = sorted({_device(line) for line in done.values()})
     words.append(f"Trained on {', '.join(devices)}.") if devices else None
     if waiting:

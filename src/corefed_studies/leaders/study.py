@@ -53,6 +53,7 @@ def work(
     show: bool = True,
     called: str = results.NAME,
     only: tuple[str, ...] = (),
+    only_settings: tuple[str, ...] = (),
 ) -> None:
     """Train what is missing in a folder, or take the results of a file; show them."""
     marked = pages.Marked(page, results.NAME) if page is not None else None
@@ -66,7 +67,12 @@ def work(
         for missing in sorted({name for each in settings for name in known_rows(each)[1]}):
             say(f"left out, since the registry has no such method: {missing}")
         cells = running.planned(settings)
-        cells = [cell for cell in cells if not only or cell[1].name in only]
+        cells = [
+            (setting, row)
+            for setting, row in cells
+            if (not only or row.name in only)
+            and (not only_settings or setting.name in only_settings)
+        ]
         pages.make(folder)
         many = jobs or (GPU_JOBS if place.startswith("cuda") else 1)
         lines = running.run(scale, cells, folder, place, many, minutes, say)

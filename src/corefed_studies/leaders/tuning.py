@@ -5,6 +5,9 @@ As `corefed tune` does: the method's own space (`settings/space.py`), all candid
 (`training/halving.py`). Two things differ. Candidates are compared by the model that the setting is
 about, which may be the shared one. And the best one is taken, whether or not the difference to the
 defaults could be chance: methods are compared here, and each has the same luck.
+
+Training that diverges is what anybody would mend before comparing: where all candidates do, the
+search is repeated around learning rates of a quarter (`lowered`). Only training losses decide it.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ import math
 from typing import Any
 
 from corefed.base.errors import UserError
+from corefed.methods import registry
 from corefed.settings import space as spaces
 from corefed.settings.config import resolve
+from corefed.settings.fields import list_settings, to_flat
 from corefed.settings.run import Experiment
 from corefed.training import halving
 from corefed.training.groups import Group, split
@@ -28,6 +33,9 @@ from corefed_studies.leaders.settings import (
     Flags,
     LeadersSetting,
 )
+
+LOWERED = 2
+"""Times that learning rates are lowered before a row counts as diverged."""
 
 
 def flags_of(setting: LeadersSetting, row: LeadersRow, device: str) -> Flags:
@@ -44,7 +52,23 @@ def tune(setting: LeadersSetting, row: LeadersRow, device: str) -> dict[str, Any
         **flags_of(setting, row, device), "seeds": (TUNING_SEED,), "validation": VALIDATION,
         "rounds": setting.tuning_rounds,
     }  # fmt: skip
-    given = resolve(flags=flags)
+    for power in range(LOWERED + 1):
+        found = _tune(resolve(flags=lowered(flags, 4**power)), setting, row)
+        if "failure" not in found:
+            break
+    return {**found, "rates": 1 / 4**power}
+
+
+def lowered(flags: Flags, divisor: float) -> Flags:
+    """The same with all learning rates of the method divided by a number."""
+    values = to_flat(resolve(flags=flags).settings)
+    rates = [
+        each.name for each in list_settings(registry.config_class(flags["method"])) if each.rate
+    ]
+    return flags if divisor == 1 else {**flags, **{name: values[name] / divisor for name in rates}}
+
+
+def _tune(given: Experiment, setting: LeadersSetting, row: LeadersRow) -> dict[str, Any]:
     try:
         axes = spaces.axes(given)
     except UserError:  # the method declares nothing to search
@@ -78,7 +102,8 @@ def _search(
     # Nothing in a search can look at test points: validation points stand in their place.
     setup = setup._replace(data=setup.data._replace(test=points))
     numbered = {
-        n: spaces.changed(setup.experiment, _own(each)) for n, each in enumerate(candidates)
+        n: spaces.changed(setup.experiment, to_flat(each.settings))
+        for n, each in enumerate(candidates)
     }
     groups = split(setup, numbered)
     found: dict[int, float] = {}
@@ -96,12 +121,6 @@ def _search(
             for group in groups:
                 group.keep([n for n in group.numbers if n in left])
     return found
-
-
-def _own(candidate: Experiment) -> dict[str, Any]:
-    from corefed.settings.fields import to_flat
-
-    return to_flat(candidate.settings)
 
 
 def _scores(group: Group, points: Any, kinds: tuple[str, ...]) -> dict[int, float]:
