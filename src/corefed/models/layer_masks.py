@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -39,8 +41,16 @@ def layer_mask(model: Model, which: str) -> Tensor:
 
 
 def bayesian_entries(model: Model, which: str) -> Tensor | None:
-    """The mask of the layers that have a posterior; None: all of them."""
-    return None if which == ALL else layer_mask(model, which)
+    """The mask of the layers that have a posterior; None: all of them.
+
+    One tensor for equal masks, however often a method is built: it is copied to a GPU once.
+    """
+    return None if which == ALL else _kept(layer_mask(model, which).numpy().tobytes())
+
+
+@lru_cache(16)
+def _kept(mask: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(mask), dtype=torch.bool)
 
 
 def _last(model: Model) -> str:
