@@ -200,7 +200,9 @@ def test_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_refused(run(tmp_path / "a.parquet", out, "--target=y"), out, "not a whole Parquet file")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     result = run(tmp_path / "a.parquet", out, "--target=y")
-    assert_refused(result, out, "needs pyarrow: pip install 'corefed[tables]'")
+    assert_refused(
+        result, out, "needs pyarrow: in a checkout of corefed, pip install -e '.[tables]'"
+    )
 
 
 def test_settings_of_tables_for_other_data(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_without_the_extra(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(charts, "find_spec", lambda name: None)
     result = corefed("report", made.one)
-    assert result.code == 2 and "pip install 'corefed[report]'" in result.err
+    assert result.code == 2 and "pip install -e '.[report]'" in result.err
 
 
 def test_too_large_a_page_is_thinned(

@@ -400,7 +400,7 @@ def test_a_tool_that_is_not_installed(
     monkeypatch.setattr(module, "find_spec", lambda asked: None)
     result = corefed("run", *SMALL, "--out=run", f"--track={name}")
     assert result.code == 2
-    assert f"pip install 'corefed[{name}]'" in result.err
+    assert f"pip install -e '.[{name}]'" in result.err
     assert list(place.iterdir()) == []
 
 

@@ -40,3 +40,8 @@ INTERRUPTED = 130
 
 LOST = 75
 """Exit code of a worker that lost another one: EX_TEMPFAIL, try again."""
+
+
+def install(extra: str) -> str:
+    """How to install an optional part. corefed is not published yet, so it is from a checkout."""
+    return f"in a checkout of corefed, pip install -e '.[{extra}]'"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, install
 
 if TYPE_CHECKING:
     from corefed.settings.run import Embedding
@@ -43,8 +43,8 @@ def choose(name: Embedding) -> Embedding:
     if _installed("torchvision") and _resnet_weights().exists():
         return "resnet18"
     raise UserError(
-        "Images are embedded by a frozen network, and none is installed: pip install "
-        "'corefed[vision]', or train on small raw pixels by --set embedding=none."
+        "Images are embedded by a frozen network, and none is installed: "
+        f"{install('vision')}, or train on small raw pixels by --set embedding=none."
     )
 
 
@@ -59,8 +59,7 @@ def _efficientnet_lite0() -> Apply:
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
         raise UserError(
-            "embedding is efficientnet-lite0, which is not installed: pip install "
-            "'corefed[vision]'."
+            f"embedding is efficientnet-lite0, which is not installed: {install('vision')}."
         ) from error
     network = EfficientNet.from_name("efficientnet-lite0")
     path = Path(EfficientnetLite0ModelFile.get_model_file_path())

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, install
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -67,7 +67,7 @@ class ImageSet(NamedTuple):
 
 def require_pillow() -> None:
     if find_spec("PIL") is None:
-        raise UserError("Reading images needs pillow: pip install 'corefed[vision]'.")
+        raise UserError(f"Reading images needs pillow: {install('vision')}.")
 
 
 @contextmanager

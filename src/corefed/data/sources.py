@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, install
 from corefed.data import arrow_csv
 from corefed.data.cells import (
     BLOCK,
@@ -147,7 +147,7 @@ def _parquet(path: Path) -> Source:
         from pyarrow import parquet
     except ImportError as error:
         raise UserError(
-            f"Reading {path} needs pyarrow: pip install 'corefed[tables]'; or save it as CSV."
+            f"Reading {path} needs pyarrow: {install('tables')}; or save it as CSV."
         ) from error
 
     with _readable(path, arrow):

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 from corefed.base import machine
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, install
 from corefed_studies import pages
 from corefed_studies.bench import isolated
 
@@ -151,7 +151,7 @@ def make(table: Table, path: Path) -> None:
         import pyarrow as arrow  # an extra
         from pyarrow import csv, parquet
     except ImportError as error:
-        raise UserError(f"bench {NAME} needs pyarrow: pip install 'corefed[tables]'.") from error
+        raise UserError(f"bench {NAME} needs pyarrow: {install('tables')}.") from error
     writer: Any = None
     for sites, x, y in _blocks(table):
         block = arrow.table({

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, install
 from corefed.coreset import sources
 from corefed.coreset.coreset import Coreset
 
@@ -21,9 +21,7 @@ try:
     import jax
     import jax.numpy as jnp
 except ImportError as error:  # pragma: no cover - the extra is part of the tests
-    raise UserError(
-        "This needs JAX: pip install 'corefed[numpyro]' or 'corefed[blackjax]'."
-    ) from error
+    raise UserError(f"This needs JAX: {install('blackjax')}.") from error
 
 LENGTH = 512
 """Points are padded to multiples of this, and fewer to a power of 2."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, install
 from corefed.coreset import engine
 from corefed.coreset.adapters import bridge
 from corefed.coreset.coreset import Coreset
@@ -25,7 +25,7 @@ try:
     from numpyro.distributions import Unit, biject_to
     from numpyro.primitives import Messenger
 except ImportError as error:  # pragma: no cover - the extra is part of the tests
-    raise UserError("This needs NumPyro: pip install 'corefed[numpyro]'.") from error
+    raise UserError(f"This needs NumPyro: {install('numpyro')}.") from error
 
 Model = Callable[[Any, Any], Any]
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, install
 from corefed.coreset.coreset import Coreset
 
 try:
     import pymc as pm
 except ImportError as error:  # pragma: no cover - where the extra is not installed
-    raise UserError("This needs PyMC: pip install 'corefed[pymc]'.") from error
+    raise UserError(f"This needs PyMC: {install('pymc')}.") from error
 
 
 def weighted(name: str, variable: Any, observed: Any, coreset: Coreset) -> Any:

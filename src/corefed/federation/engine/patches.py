@@ -163,5 +163,5 @@ def _refuse(reason: str) -> NoReturn:
     first, last = VERSIONS[0], VERSIONS[-1]
     sys.exit(
         f"error: corefed runs on flwr {first} to {last}, and {reason}; "
-        "pip install 'corefed[flower]'"
+        "in a checkout, pip install -e '.[flower]'"
     )

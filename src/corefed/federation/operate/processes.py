@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from corefed.base import files, machine
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, install
 from corefed.federation.engine import signals
 from corefed.federation.operate.address import Address
 from corefed.federation.operate.folder import ClientFolder, ServerFolder
@@ -50,7 +50,7 @@ PATIENCE = 60.0
 
 def require_flower() -> None:
     if find_spec("flwr") is None:
-        raise UserError("Federations need Flower: pip install 'corefed[flower]'.")
+        raise UserError(f"Federations need Flower: {install('flower')}.")
 
 
 class Part(NamedTuple):

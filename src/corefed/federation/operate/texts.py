@@ -140,7 +140,7 @@ used by `corefed federation renew` only; keep it somewhere safe and offline. The
 secrets, but `client.toml` and `federation.toml` are for their owners to decide about. Do not mail
 keys, and do not put these folders under version control.
 
-All machines need the same version of corefed: `pip install 'corefed[flower]'`.
+All machines need the same version of corefed: in a checkout, `pip install -e '.[flower]'`.
 
 ## On the server's machine
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, install
 from corefed.base.shown import say
 from corefed.show.live.state import News, of_run, stop_state
 from corefed.show.page import charts, html, making
@@ -50,9 +50,7 @@ def require_library() -> None:
     charts.require_library()
     for module in ("starlette", "uvicorn"):
         if find_spec(module) is None:
-            raise UserError(
-                f"watch --web needs {module}: in a checkout of corefed, pip install -e '.[web]'."
-            )
+            raise UserError(f"watch --web needs {module}: {install('web')}.")
 
 
 def serve(folder: Path, *, port: int = 0, news: Tell = lambda folder: News()) -> int:

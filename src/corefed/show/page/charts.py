@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, install
 
 COLOURS = [f"var(--series-{i})" for i in range(8)]
 RAMP = [f"var(--ramp-{i})" for i in range(7)]
@@ -32,7 +32,7 @@ def require_library() -> None:
     """Refuse to go on without the extra: one library writes charts, the other draws them."""
     for module, name in (("altair", "altair"), ("vl_convert", "vl-convert-python")):
         if find_spec(module) is None:
-            raise UserError(f"The report needs {name}: pip install 'corefed[report]'.")
+            raise UserError(f"The report needs {name}: {install('report')}.")
 
 
 def _altair() -> Any:

@@ -29,7 +29,7 @@ from urllib.request import url2pathname
 
 from corefed import __version__
 from corefed.base import digests, files
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, install
 from corefed.show.tracking import MARKS, LoggedRound, Outcome, public, reason
 from corefed.training import record
 
@@ -52,7 +52,7 @@ ARTEFACTS = (record.EXPERIMENT, record.ROUNDS, record.SUMMARY, "report.html", "*
 def reach(folder: Path) -> MLflowRun:
     """A store that answers, or a UserError. A missing folder is not created yet."""
     if find_spec("mlflow") is None:
-        raise UserError("--track mlflow needs MLflow: pip install 'corefed[mlflow]'.")
+        raise UserError(f"--track mlflow needs MLflow: {install('mlflow')}.")
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # before it is imported
     for name, value in IMPATIENT.items():
         os.environ.setdefault(name, value)

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, install
 from corefed.show import report
 from corefed.show.tracking import MARKS, LoggedRound, Outcome
 
@@ -27,9 +27,7 @@ FLUSH = 5
 
 def reach(folder: Path) -> Writer:
     if find_spec("tensorboard") is None:
-        raise UserError(
-            "--track tensorboard needs TensorBoard: pip install 'corefed[tensorboard]'."
-        )
+        raise UserError(f"--track tensorboard needs TensorBoard: {install('tensorboard')}.")
     return Writer()
 
 

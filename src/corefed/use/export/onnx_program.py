@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corefed.base.errors import UserError
+from corefed.base.errors import UserError, install
 from corefed.models.network import plain_attention
 from corefed.use.export.program import Predictive
 
@@ -28,9 +28,7 @@ TOLERANCE = 1e-4
 def require() -> None:
     missing = [name for name in ("onnx", "onnxruntime", "onnxscript") if find_spec(name) is None]
     if missing:
-        raise UserError(
-            f"--onnx needs {', '.join(missing)}: install the extra, pip install 'corefed[onnx]'."
-        )
+        raise UserError(f"--onnx needs {', '.join(missing)}: {install('onnx')}.")
 
 
 def converted(program: Predictive, example: Tensor) -> bytes:
