@@ -48,7 +48,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
 	@echo "==> installing corefed and its dependencies into $(VENV) (once; PyTorch is large)"
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,vision,flower,report,web,tables,onnx,mlflow,tensorboard,numpyro,blackjax,docs]'
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[dev,vision,flower,report,web,tables,onnx,mlflow,tensorboard,numpyro,blackjax,docs]'
 	@touch $@
 
 # --- A first look --------------------------------------------------------------------------------
@@ -103,10 +103,12 @@ endif
 # a file share one federation. Exit code 5 of pytest is that ARGS picked none of these.
 check: install
 	@echo "==> tests (data: $${COREFED_DATA:-only what is built in})"
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m 'not federation' $(ARGS) || [ $$? -eq 5 ]
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m 'not federation and not jax' $(ARGS) || [ $$? -eq 5 ]
 	@echo "==> tests of real federations: processes that are killed, frozen and made to lie"
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m federation $(ARGS) || [ $$? -eq 5 ]
-	@echo "==> the notebooks"
+	@echo "==> tests that import JAX, and the notebooks"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m jax tests/coreset tests/studies/test_pays_bench.py \
+		tests/docs/test_pages.py $(ARGS) || [ $$? -eq 5 ]
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --nbmake --nbmake-timeout=300 examples/notebooks $(ARGS) || [ $$? -eq 5 ]
 
 # The wheel is installed into a folder of its own that comes before the source tree on the path.

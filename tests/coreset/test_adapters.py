@@ -11,6 +11,7 @@ import torch
 from corefed.base.errors import UserError
 from corefed.coreset import build
 
+pytestmark = pytest.mark.jax
 jax = pytest.importorskip("jax", reason="the extra numpyro is not installed")
 import jax.numpy as jnp  # noqa: E402
 

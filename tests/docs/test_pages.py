@@ -106,7 +106,13 @@ def test_a_block_cannot_be_overlooked(page: str) -> None:
 # --- executed blocks ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", sorted({block.page for block in TO_RUN}))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.jax] if page == "docs/pays.md" else [])
+        for page in sorted({block.page for block in TO_RUN})
+    ],
+)
 def test_page(
     page: str,
     tmp_path: Path,
@@ -135,7 +141,8 @@ def test_page(
 def readme(scratch: Scratch, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [words for page, words in COMMANDS if page == "README.md"]
     assert ("make", "run") in words and ("make", "test") in words
-    assert 0 < scratch.module.trained.summary["metrics"]["personal_accuracy"]["mean"] < 1
+    assert scratch.module.probabilities.shape == (5, 3)
+    assert scratch.module.folder.is_dir()
 
 
 def coresets(scratch: Scratch, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ from method_rows import (
     cuda,
     equal,
     every_method,
+    every_row,
     federation,
     loop,
     on,
@@ -69,7 +70,7 @@ def test_the_table_covers_the_registry() -> None:
 # Chunks, order, company
 
 
-@every_method
+@every_row
 @pytest.mark.parametrize(("kind", "chunk"), [("classes", len(SIZES)), ("targets", 2)])
 def test_loop_and_vmap_agree(row: Row, kind: str, chunk: int) -> None:
     method, data = build(row, kind), federation(kind)
@@ -78,10 +79,13 @@ def test_loop_and_vmap_agree(row: Row, kind: str, chunk: int) -> None:
     assert_same(run(method, data, chunk=chunk, rounds=row.rounds), expected, **TIGHT)
 
 
-@every_method
-@pytest.mark.parametrize(("kind", "chunk"), [("classes", len(SIZES)), ("targets", 2)])
-def test_traced_steps_are_the_steps(row: Row, kind: str, chunk: int) -> None:
-    """What is compiled is traced once and run again with other minibatches, noise and clients."""
+@every_row
+def test_traced_steps_are_the_steps(row: Row) -> None:
+    """What is compiled is traced once and run again with other minibatches, noise and clients.
+
+    A method's rows take turns: classes and regressions, stacks of two clients and of all.
+    """
+    kind, chunk = [("classes", 2), ("targets", len(SIZES))][len(row.settings) % 2]
     if not build(row).traits.stackable:
         pytest.skip("is not compiled: its settings cannot be tensors")
     compiled = compile_steps(row, kind=kind)
@@ -91,7 +95,7 @@ def test_traced_steps_are_the_steps(row: Row, kind: str, chunk: int) -> None:
     assert_same(found, loop(row, row.rounds, kind), **TIGHT)
 
 
-@every_method
+@every_row
 def test_loop_and_vmap_agree_in_float32(row: Row) -> None:
     method, data = build(row), federation(dtype=torch.float32)
     one, all_ = (run(method, data, chunk=c, rounds=row.rounds_float32) for c in (1, len(SIZES)))
@@ -339,7 +343,7 @@ def test_fusing_equal_posteriors_changes_nothing() -> None:
 
 
 @cuda
-@every_method
+@every_row
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_loop_and_vmap_agree_on_cuda(row: Row, dtype: torch.dtype) -> None:
     method, data = build(row), on("cuda", federation(dtype=dtype))
@@ -355,7 +359,7 @@ def test_loop_and_vmap_agree_on_cuda(row: Row, dtype: torch.dtype) -> None:
 
 
 @cuda
-@every_method
+@every_row
 def test_graphs_are_the_steps_on_cuda(row: Row) -> None:
     """A graph, replayed with other minibatches, noise and clients, in chunks of unequal size."""
     if not build(row).traits.stackable:
@@ -428,7 +432,7 @@ def test_a_compiled_step_of_adam_is_the_traced_one(device: str) -> None:
 
 
 @cuda
-@every_method
+@every_row
 def test_cuda_agrees_with_the_cpu_on_the_same_numbers(
     row: Row, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,7 +236,7 @@ def test_it_learns_which_of_two_bumps_comes_first(model: str) -> None:
         model, (8,), Categorical(2), memory_mb=100, batch=8, factory=Series(model, (6, 6), (16,))
     )
     config = registry.config_class("independent")(learning_rate=0.02, optimizer="adam")
-    losses = run(registry.build("independent", config, made), data, rounds=80).losses
+    losses = run(registry.build("independent", config, made), data, rounds=120).losses
     assert losses[-1].item() < 0.3 * math.log(2) < math.log(2) < 2 * losses[0].item()
 
 

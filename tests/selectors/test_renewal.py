@@ -210,7 +210,7 @@ def test_the_recorded_error_is_that_of_the_coreset_on_fresh_draws() -> None:
         w = federation.private["subset.weight"][row : row + 1, :size]
         places = potentials.widen(q[row : row + 1], (1.0,), "check")
         streams = Streams([Who(0, row)], 0)
-        g, _ = potentials.stack(MODEL, places, own, 64, 1, streams, scaled=False)
+        g = potentials.stack(MODEL, places, own, 64, 1, streams, scaled=False)
         k = subset_size(own.size, 0.3)
         error, uniform = quality.judge(g, w, k, own.weight > 0)
         assert float(federation.private["subset.held_out_error"][row]) == pytest.approx(

@@ -16,7 +16,8 @@ from report_pages import NASTY, Made, Page
 pytest.importorskip("altair", reason="the report's extra is not installed")
 pytest.importorskip("vl_convert", reason="the report's extra is not installed")
 
-TABLE = "#comparison table.sortable"
+TABLE = "#comparison > .scroll > table.sortable"
+BY_METRIC = "#comparison > details table.sortable"
 FIRST = f"[...document.querySelectorAll('{TABLE} tbody tr')].map(r => r.cells[0].textContent)"
 
 
@@ -56,16 +57,17 @@ def test_phone_has_no_sideways_scrolling(made: Made, browser: Browser, which: st
     browser.width(1200)
 
 
-def test_comparison_sorts_by_every_column(made: Made, browser: Browser) -> None:
+@pytest.mark.parametrize("table", [TABLE, BY_METRIC], ids=["runs", "by metric"])
+def test_comparison_sorts_by_every_column(made: Made, browser: Browser, table: str) -> None:
     browser.width(1200)
     browser.open(made.many)
-    before = browser.evaluate(FIRST)
-    heads = browser.evaluate(
-        "document.querySelectorAll('#comparison table.sortable thead th').length"
-    )
-    rows = "[...document.querySelectorAll('#comparison table.sortable tbody tr')]"
+    assert browser.evaluate(f"document.querySelectorAll('{table}').length") == 1
+    rows = f"[...document.querySelectorAll('{table} tbody tr')]"
+    texts = f"{rows}.map(r => r.textContent)"
+    before = browser.evaluate(texts)
+    heads = browser.evaluate(f"document.querySelectorAll('{table} thead th').length")
     for column in range(heads):
-        head = f"document.querySelectorAll('{TABLE} thead th')[{column}]"
+        head = f"document.querySelectorAll('{table} thead th')[{column}]"
         key = f"r => r.cells[{column}].dataset.value"
         for way, sign in (("ascending", 1), ("descending", -1)):
             browser.evaluate(f"{head}.querySelector('button').click()")
@@ -74,8 +76,8 @@ def test_comparison_sorts_by_every_column(made: Made, browser: Browser) -> None:
             numbers = [float(v) for v in order if v != "nan"]
             assert numbers == sorted(numbers, reverse=sign < 0)
             assert order[len(numbers) :] == ["nan"] * (len(order) - len(numbers))
-        assert sorted(browser.evaluate(FIRST)) == sorted(before)
-    sorted_heads = f"document.querySelectorAll('{TABLE} th:not([aria-sort=none])[scope=col]')"
+        assert sorted(browser.evaluate(texts)) == sorted(before)
+    sorted_heads = f"document.querySelectorAll('{table} th:not([aria-sort=none])[scope=col]')"
     assert browser.evaluate(f"{sorted_heads}.length") == 1
 
 
@@ -188,6 +190,9 @@ def test_numbers_and_pictures_are_downloaded(made: Made, browser: Browser, tmp_p
     assert all(0 <= float(row["mean"]) <= 100 for row in rows)
     table = fetch("#comparison .tools [aria-label$='as CSV']", "comparison.csv")
     assert table.read_text(encoding="utf-8").count("\n") == 4
+    folded = fetch("#comparison details .tools [aria-label$='as CSV']", "comparison-2.csv")
+    by_metric = list(csv.DictReader(folded.read_text(encoding="utf-8").splitlines()))
+    assert {row["metric"] for row in by_metric} == {"accuracy", "NLL", "AUROC"}
     picture = fetch("#all-curves-round [aria-label$='as PNG']", "all-curves-round.png")
     with Image.open(picture) as image:
         assert image.width > 600 and image.height > 500
@@ -229,13 +234,12 @@ def test_sites_are_searched_and_sorted(made: Made, browser: Browser) -> None:
 
 def test_seven_columns_first_and_all_on_demand(made: Made, browser: Browser) -> None:
     browser.open(made.many)
-    heads = "[...document.querySelectorAll('#comparison th[scope=col]')].filter(h => h.offsetWidth)"
+    every = f"[...document.querySelectorAll('{TABLE} th[scope=col]')]"
+    heads = f"{every}.filter(h => h.offsetWidth)"
     assert browser.evaluate(f"{heads}.length") == 7
     button = "document.querySelector('#comparison .tools button[aria-expanded]')"
     browser.evaluate(f"{button}.click()")
-    assert browser.evaluate(f"{heads}.length") == browser.evaluate(
-        "document.querySelectorAll('#comparison th[scope=col]').length"
-    )
+    assert browser.evaluate(f"{heads}.length") == browser.evaluate(f"{every}.length")
     assert browser.evaluate(f"{button}.getAttribute('aria-expanded')") == "true"
     browser.width(390)  # the first column stays where it is
     browser.evaluate("document.querySelector('#comparison .scroll').scrollLeft = 200")

@@ -38,14 +38,15 @@ def with_summary(run: RunFolder, **changes: Any) -> RunFolder:
 
 
 def with_nll(run: RunFolder, per_seed: list[float]) -> RunFolder:
-    """The run as if it had these seeds and NLLs."""
+    """The run as if it had these seeds and NLLs, and kept no predictions, which have others."""
     summary = copy.deepcopy(run.summary)
+    del summary["measures"]
     seeds = list(range(len(per_seed)))
     summary["seeds"] = summary["config"]["seeds"] = seeds
     for name, each in summary["metrics"].items():
         values = per_seed if name.endswith("_nll") else [each["mean"]] * len(seeds)
         summary["metrics"][name] = {"mean": float(np.mean(values)), "std": 0.0, "per_seed": values}
-    return run._replace(summary=summary)
+    return run._replace(path=run.path / "made up", summary=summary)
 
 
 # --- in short -------------------------------------------------------------------------------------

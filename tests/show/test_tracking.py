@@ -170,8 +170,8 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """The process dies when so many rounds are recorded, as by kill -9: nothing is tidied up."""
     append = record.Folder.append
 
-    def dying(folder: record.Folder, line: record.Line) -> None:
-        append(folder, line)
+    def dying(folder: record.Folder, line: record.Line, *, flush: bool = True) -> None:
+        append(folder, line, flush=flush)
         if line["round"] == number:
             raise SystemExit(9)
 
@@ -302,8 +302,8 @@ def test_a_tool_that_fails_midway_costs_a_warning(
         "tensorboard": "tensorboard.summary.writer.record_writer.RecordWriter.write",
     }[name]
 
-    def filling(folder: record.Folder, line: record.Line) -> None:
-        append(folder, line)
+    def filling(folder: record.Folder, line: record.Line, *, flush: bool = True) -> None:
+        append(folder, line, flush=flush)
         if line["round"] == 2:
             monkeypatch.setattr(target, full)
 

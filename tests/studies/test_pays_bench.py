@@ -15,6 +15,7 @@ pytest.importorskip("numpyro", reason="the extra numpyro is not installed")
 from corefed.base.errors import UserError
 from corefed_studies.bench import pays, pays_models, pays_nuts
 
+pytestmark = pytest.mark.jax
 CONSOLE = Console(quiet=True)
 
 

@@ -141,8 +141,8 @@ def test_bench_million_is_linear_work_in_processes_of_its_own(tmp_path):
     done = corefed("bench", "million", "--scale=quick", "--device=cpu", f"--out={tmp_path}")
     assert done.code == 0
     rows = json.loads((tmp_path / "bench-million-cpu.json").read_text())
-    assert [row["n"] for row in rows] == [2000, 4000, 4000]
-    assert [row["potentials in"] for row in rows] == ["disk", "disk", "memory"]
+    assert [row["n"] for row in rows] == [2000, 4000, 4000, 4000]
+    assert [row["potentials in"] for row in rows] == ["pool", "pool", "disk", "memory"]
     assert all(row["on fresh draws"] < row["uniform"] for row in rows)
 
 

@@ -72,15 +72,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
             "eta_2": 0.001,
             "initial_rho": -3.0,
         },
-        {"optimizer": "ivon", "bayesian": "layer-1", "eta_1": 0.05},
     ],
-    "shared-start": [
-        {"personal": "own", "control": 1.0, "bayesian": "last"},
-        {"optimizer": "ivon", "fusion": "precision", "zeta": 1.0},
-    ],
+    "shared-start": [{"personal": "own", "control": 1.0, "bayesian": "last"}],
     "bnfed": [
         {"sigma": 0.3, "initial": "shared"},
-        {"sigma": 0.1, "growth": 1, "optimizer": "sgd", "learning_rate": 0.05},
     ],
     "random-subset": [{"redraw_every": 2}, {"base": "fedavg", "redraw_every": 3}],
     "fedavg": [{"optimizer": "momentum", "learning_rate": 0.01}],
@@ -92,14 +87,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "per-fedavg": [
         {"variant": "hf", "beta": 0.1, "adapt_steps": 3},
         {"optimizer": "adam", "beta": 0.005},
-        {"variant": "exact", "alpha": 0.1, "clip": 0.5},
     ],
-    "fedprox": [{"optimizer": "momentum", "learning_rate": 0.01, "proximal": 2.0}],
-    # Not adam: where an input is always 0, the pull to w is all rounding, and a whole step of Adam.
-    "ditto": [{"optimizer": "momentum", "learning_rate": 0.007, "personal_rate": 0.01}],
-    "fedrep": [{"optimizer": "adam", "learning_rate": 0.005, "head_part": 0.3}],
-    "fedbabu": [{"optimizer": "adam", "learning_rate": 0.005, "adapt_points": 4}],
-    "feddbe": [{"optimizer": "adam", "learning_rate": 0.005, "regularisation": 50.0}],
     "coreset-pfedbayes": [
         {"check_every": 2, "refresh_every": 3},
         {"pool": 0.7, "around": "path", "moved": 0.01, "refresh_every": 2},
@@ -107,8 +95,22 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 }
 """More rows of a method than its defaults and its presets."""
 
+STEPS: dict[str, list[dict[str, Any]]] = {
+    "pfedbayes": [{"optimizer": "ivon", "bayesian": "layer-1", "eta_1": 0.05}],
+    "shared-start": [{"optimizer": "ivon", "fusion": "precision", "zeta": 1.0}],
+    "bnfed": [{"sigma": 0.1, "growth": 1, "optimizer": "sgd", "learning_rate": 0.05}],
+    "per-fedavg": [{"variant": "exact", "alpha": 0.1, "clip": 0.5}],
+    "fedprox": [{"optimizer": "momentum", "learning_rate": 0.01, "proximal": 2.0}],
+    # Not adam: where an input is always 0, the pull to w is all rounding, and a whole step of Adam.
+    "ditto": [{"optimizer": "momentum", "learning_rate": 0.007, "personal_rate": 0.01}],
+    "fedrep": [{"optimizer": "adam", "learning_rate": 0.005, "head_part": 0.3}],
+    "fedbabu": [{"optimizer": "adam", "learning_rate": 0.005, "adapt_points": 4}],
+    "feddbe": [{"optimizer": "adam", "learning_rate": 0.005, "regularisation": 50.0}],
+}
+"""Rows that differ from others only in how a step is taken: for tests that compare runtimes."""
 
-def rows() -> Iterator[Any]:
+
+def rows(variants: dict[str, list[dict[str, Any]]]) -> Iterator[Any]:
     for name, entry in registry.METHODS.items():
         if find_spec(entry.module) is None:
             continue  # in the registry, not yet written
@@ -118,13 +120,17 @@ def rows() -> Iterator[Any]:
             own = {key: value for key, value in values.items() if key in fields}  # not of every run
             chosen = {**own, "preset": preset} if preset else own
             yield pytest.param(Row.of(name, {**chosen, **small}), id=f"{name} {preset}".strip())
-        for values in VARIANTS.get(name, []):
+        for values in variants.get(name, []):
             label = ",".join(f"{key}={value}" for key, value in values.items())
             yield pytest.param(Row.of(name, {**small, **values}), id=f"{name} {label}")
 
 
-ROWS = list(rows())
+ROWS = list(rows(VARIANTS))
 every_method = pytest.mark.parametrize("row", ROWS)
+every_row = pytest.mark.parametrize(
+    "row",
+    list(rows({name: VARIANTS.get(name, []) + STEPS.get(name, []) for name in registry.METHODS})),
+)
 
 
 # A small federation

@@ -20,7 +20,7 @@ from torch import Tensor
 from corefed.base import rng
 from corefed.base.passes import FORWARD
 from corefed.base.rng import SERVER, Streams, Who
-from corefed.base.types import ClientData, Tree, Update
+from corefed.base.types import ClientData, Tree, Update, Work
 from corefed.data.preparation import TargetUnit
 from corefed.methods import registry
 from corefed.training import local, variants
@@ -51,7 +51,7 @@ class Together:
             _repeat(setup.data.train, len(settings)),
             run.seeds * len(settings),
             self.servers,
-            setup.clients.work,
+            self._work(),
             self._chunk(),
             method_at=self._method_at(),
             compiled=self._compiled(),
@@ -153,7 +153,12 @@ class Together:
 
     def _compiled(self) -> local.Compiled | None:
         setup = self.setup
-        return compiled_steps(setup.experiment.run, self.settings, setup.model, setup.clients.work)
+        return compiled_steps(setup.experiment.run, self.settings, setup.model, self._work())
+
+    def _work(self) -> Work:
+        """The setup's, but for what candidates of a search may differ in."""
+        run = self.setup.experiment.run
+        return self.setup.clients.work._replace(steps=run.local_steps, batch=run.batch_size)
 
     def _method_at(self) -> variants.MethodAt:
         run = self.setup.experiment.run

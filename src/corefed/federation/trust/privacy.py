@@ -130,23 +130,25 @@ def average_mu(noise: float, shares: Sequence[float]) -> float:
 def averaging_weights(method: Method, server: Tree) -> Literal["equal", "examples"] | None:
     """The weights by which a method's server averages updates; None if it does anything else.
 
-    Found by trying it on three made-up clients: v must move by a multiple of their average
-    difference from it.
+    Found by trying it on three made-up clients: what is sent to clients must move by a multiple of
+    their average difference from it.
     """
-    if not method.traits.aligned:
+    if not method.traits.aligned or method.traits.sent == ():
         return None
     g, examples = torch.Generator().manual_seed(0), torch.tensor([1, 2, 5])
     start = {name: value.double().cpu() for name, value in server.items()}
     moved = {k: torch.randn(3, *v.shape, generator=g, dtype=v.dtype) for k, v in start.items()}
     rows = {name: start[name] + value for name, value in moved.items()}
     after = method.aggregate(start, Update((0, 1, 2), rows, examples))
-    gone = torch.cat([(after[name] - value).flatten() for name, value in start.items()])
+    sent = start if method.traits.sent is None else method.traits.sent
+    gone = torch.cat([(after[name] - start[name]).flatten() for name in sent])
     choices: dict[Literal["equal", "examples"], Tensor] = {
         "equal": torch.ones(3).double(),
         "examples": examples.double(),
     }
     for kind, weight in choices.items():
-        mean = torch.cat([torch.einsum("s,s...->...", weight, v).flatten() for v in moved.values()])
+        means = [torch.einsum("s,s...->...", weight, moved[name]) for name in sent]
+        mean = torch.cat([each.flatten() for each in means])
         beta = (gone @ mean) / (mean @ mean)
         if beta > 0 and torch.allclose(gone, beta * mean, rtol=1e-6, atol=1e-9):
             return kind

@@ -65,8 +65,18 @@ window.corefedTables = (() => {
     return `${lines.join("\r\n")}\r\n`;
   }
 
-  const save = (table, name) =>
-    saveBlob(new Blob([csv(table)], { type: "text/csv;charset=utf-8" }), `${name}.csv`);
+  const save = (table, file) =>
+    saveBlob(new Blob([csv(table)], { type: "text/csv;charset=utf-8" }), `${file}.csv`);
+
+  // Of a file: its section's, with a number from the second table of a section on.
+  const named = new Map();
+  function name(table) {
+    const section = table.closest("section");
+    const first = section ? section.id : "table";
+    const count = (named.get(first) || 0) + 1;
+    named.set(first, count);
+    return count > 1 ? `${first}-${count}` : first;
+  }
 
   for (const table of document.querySelectorAll("table.sortable"))
     for (const header of table.tHead.rows[0].cells)
@@ -80,8 +90,8 @@ window.corefedTables = (() => {
     if (!table.closest("figure")) {
       const button = make("button", { type: "button", className: "download" }, "CSV");
       button.setAttribute("aria-label", `Download ${table.caption.textContent} as CSV`);
-      const section = table.closest("section");
-      button.addEventListener("click", () => save(table, section ? section.id : "table"));
+      const file = name(table);
+      button.addEventListener("click", () => save(table, file));
       row.append(button);
     }
     table.closest(".scroll").before(row);
