@@ -111,17 +111,22 @@ check: install
 		tests/docs/test_pages.py $(ARGS) || [ $$? -eq 5 ]
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --nbmake --nbmake-timeout=300 examples/notebooks $(ARGS) || [ $$? -eq 5 ]
 
-# The wheel is installed into a folder of its own that comes before the source tree on the path.
+# The wheel is made from the source archive, and installed into a folder of its own that comes
+# before the source tree on the path. It trains and compares there.
 wheel-check: install
-	@echo "==> the wheel, outside the source tree"
+	@echo "==> the source archive and the wheel, outside the source tree"
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	python="$(CURDIR)/$(BIN)/python" && \
-	"$$python" -m pip wheel --quiet --no-deps --no-build-isolation -w "$$folder" . && \
+	"$$python" -m hatchling build -t sdist -d "$$folder/sdist" >/dev/null && \
+	"$$python" -m pip wheel --quiet --no-deps --no-build-isolation -w "$$folder" \
+		"$$folder"/sdist/*.tar.gz && \
 	"$$python" -m pip install --quiet --no-deps --target "$$folder/site" "$$folder"/*.whl && \
 	cd "$$folder" && export PYTHONPATH="$$folder/site" && \
 	"$$python" -c 'import corefed, os; assert corefed.__file__.startswith(os.environ["PYTHONPATH"])' && \
 	"$$python" -m corefed --version && \
 	"$$folder/site/bin/corefed" methods && \
+	"$$python" -m corefed run --rounds 2 --quiet --out run && \
+	"$$python" -m corefed compare run && \
 	test ! -e "$$folder/site/corefed_studies"
 
 # --- The documentation ---------------------------------------------------------------------------
