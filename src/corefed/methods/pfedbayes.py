@@ -116,7 +116,7 @@ def build(config: Config, model: Model) -> Method:
     def init_client(broadcast: Tree, data: ClientData) -> Tree:
         v = broadcast["v"]
         state = ivon.init(v[:, 0]) if newton else personal.init(v)
-        return {"q": v.clone(), "z": v.clone(), **_prefixed("q.", state)}
+        return {"q": v.clone(), "z": v.clone(), **optim.prefixed("q.", state)}
 
     def begin(broadcast: Tree, private: Tree, data: ClientData, streams: Streams) -> Tree:
         z = broadcast["v"].clone()  # v_{z,0} = v^t
@@ -125,9 +125,8 @@ def build(config: Config, model: Model) -> Method:
         sigma = gaussian.sigma(kept["q"][:, 1])
         prior = (config.zeta / n).unsqueeze(-1)
         optim.on_device(z.device, mask)  # a recorded step must not copy
-        return {
-            **kept, "z": z, "sigma": sigma, "prior": prior, **_prefixed("z.", localized.init(z))
-        }  # fmt: skip
+        state = optim.prefixed("z.", localized.init(z))
+        return {**kept, "z": z, "sigma": sigma, "prior": prior, **state}
 
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         q, z, prior, sigma_q = working["q"], working["z"], working["prior"], working["sigma"]
@@ -141,7 +140,7 @@ def build(config: Config, model: Model) -> Method:
         sigma_z = gaussian.sigma(z[:, 1])
         if newton:
             reference = (z[:, 0], sigma_z.pow(-2), prior)
-            state = _under("q.", working)
+            state = optim.under("q.", working)
             ivon.update(q[:, 0], q[:, 1], (by_mu, by_sigma), reference, config.eta_1, state, real)
         else:
             kl_mu, kl_sigma = gaussian.kl_grads(q, z, sigma_q, sigma_z)
@@ -150,7 +149,7 @@ def build(config: Config, model: Model) -> Method:
             gaussian.to_rho(by_sigma, q[:, 1], out=gradient[:, 1])
             if real is not None:
                 gradient[:, 1] *= real
-            personal.update(q, gradient, _under("q.", working))
+            personal.update(q, gradient, optim.under("q.", working))
 
         # z_i: one step on KL(q || z_i), q held fixed.
         working["sigma"] = sigma_q = gaussian.sigma(q[:, 1])
@@ -159,7 +158,7 @@ def build(config: Config, model: Model) -> Method:
         gaussian.to_rho(kl_sigma.mul_(prior), z[:, 1], out=gradient[:, 1])
         if real is not None:
             gradient[:, 1] *= real
-        localized.update(z, gradient, _under("z.", working))
+        localized.update(z, gradient, optim.under("z.", working))
         return working, {"loss": loss}
 
     def end(broadcast: Tree, working: Tree) -> tuple[Tree, Tree]:
@@ -219,12 +218,3 @@ def _optimizer(config: Config, rate: float, scale: Tensor | None) -> optim.Optim
     if config.optimizer != "sgd":
         return optim.adam(rate, scale)
     return optim.sgd(rate)  # its steps follow the size of gradients, and with it the layer
-
-
-def _prefixed(prefix: str, tree: Tree) -> Tree:
-    return {prefix + name: value for name, value in tree.items()}
-
-
-def _under(prefix: str, tree: Tree) -> Tree:
-    """The part of a tree below a prefix; tensors are shared, so in-place updates go through."""
-    return {k.removeprefix(prefix): v for k, v in tree.items() if k.startswith(prefix)}

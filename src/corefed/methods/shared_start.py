@@ -155,7 +155,7 @@ def build(config: Config, model: Model) -> Method:
         v = broadcast["v"]
         private = {"q": v.clone()}
         if own:
-            private |= _named("q.", personal.init(v))
+            private |= optim.prefixed("q.", personal.init(v))
         if config.control:  # c_i, and R eta of the last round; 0: it has none
             private |= {"slope": torch.zeros_like(v[:, 0]), "pace": torch.zeros_like(v[:, 0, 0])}
         return private
@@ -167,7 +167,7 @@ def build(config: Config, model: Model) -> Method:
         optim.on_device(v.device, mask)  # a recorded step must not copy
         state = ivon.init(mu) if config.optimizer == "ivon" else widths.init(rho)
         working = {"mu": mu, "rho": rho, "prior": (config.zeta / n).unsqueeze(-1)}
-        working |= _named("state.", state)
+        working |= optim.prefixed("state.", state)
         if own:
             working |= {k: x.clone() for k, x in private.items() if k == "q" or k[:2] == "q."}
             working |= {"v": v, "pull": (config.personal_zeta / n).unsqueeze(-1)}
@@ -191,7 +191,7 @@ def build(config: Config, model: Model) -> Method:
         else:
             loss, by_mu, by_sigma = elbo.gradient(model, mu, sigma, batch, noise)
         if config.optimizer == "ivon":
-            prior, state = (0.0, precision, k), _under("state.", working)
+            prior, state = (0.0, precision, k), optim.under("state.", working)
             ivon.update(mu, rho, (by_mu, by_sigma), prior, config.learning_rate, state, real)
             return working, {"loss": loss}
         by_mu = by_mu + k * precision * mu
@@ -201,7 +201,9 @@ def build(config: Config, model: Model) -> Method:
         optim.descend(mu, by_mu, config.learning_rate)
         by_sigma = by_sigma + k * (precision * sigma - sigma.reciprocal())
         by_rho = gaussian.to_rho(by_sigma, rho)
-        widths.update(rho, by_rho if real is None else by_rho * real, _under("state.", working))
+        widths.update(
+            rho, by_rho if real is None else by_rho * real, optim.under("state.", working)
+        )
         return working, {"loss": loss}
 
     def together(
@@ -217,7 +219,7 @@ def build(config: Config, model: Model) -> Method:
         by_rho = gaussian.to_rho(by_sigma[:, 1] + k * kl_sigma, q[:, 1])
         by_rho = by_rho if real is None else by_rho * real
         slope = torch.stack([by_mu[:, 1] + k * kl_mu, by_rho], 1)
-        personal.update(q, slope, _under("q.", working))
+        personal.update(q, slope, optim.under("q.", working))
         return loss[:, 0], by_mu[:, 0], by_sigma[:, 0]
 
     def end(broadcast: Tree, working: Tree) -> tuple[Tree, Tree]:
@@ -273,12 +275,3 @@ def posteriors(working: Tree) -> tuple[Tensor, Tensor]:
     """What a selector sees for q and z: the personal posterior and the shared one it has now."""
     shared = torch.stack([working["mu"], working["rho"]], 1)
     return working.get("q", shared), shared
-
-
-def _named(prefix: str, tree: Tree) -> Tree:
-    return {prefix + name: value for name, value in tree.items()}
-
-
-def _under(prefix: str, tree: Tree) -> Tree:
-    """The part of a tree below a prefix; tensors are shared, so in-place updates go through."""
-    return {k.removeprefix(prefix): v for k, v in tree.items() if k.startswith(prefix)}

@@ -20,7 +20,7 @@ from corefed.coreset.coreset import Coreset
 try:
     import jax
     import jax.numpy as jnp
-except ImportError as error:  # pragma: no cover - the extra is part of the tests
+except ImportError as error:
     raise UserError(f"This needs JAX: {install('blackjax')}.") from error
 
 LENGTH = 512

@@ -24,7 +24,7 @@ try:
     from numpyro import handlers
     from numpyro.distributions import Unit, biject_to
     from numpyro.primitives import Messenger
-except ImportError as error:  # pragma: no cover - the extra is part of the tests
+except ImportError as error:
     raise UserError(f"This needs NumPyro: {install('numpyro')}.") from error
 
 Model = Callable[[Any, Any], Any]

@@ -19,7 +19,7 @@ from corefed.coreset.coreset import Coreset
 
 try:
     import pymc as pm
-except ImportError as error:  # pragma: no cover - where the extra is not installed
+except ImportError as error:
     raise UserError(f"This needs PyMC: {install('pymc')}.") from error
 
 
