@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sklearn.datasets
 import torch
 from commands import SMALL, Result, corefed
 
 from corefed.base import locks
+from corefed.data import digits
 from corefed.training import record, segments
 
 
@@ -94,12 +94,12 @@ def test_a_data_folder_that_is_not_there(out: Path, tmp_path: Path) -> None:
 
 
 def digits_with(monkeypatch: pytest.MonkeyPatch, value: float | None, label: int | None) -> None:
-    x, y = sklearn.datasets.load_digits(return_X_y=True)
+    x, y = digits.read()
     if value is not None:
         x[3, 5] = value
     if label is not None:
         y[7] = label
-    monkeypatch.setattr(sklearn.datasets, "load_digits", lambda **_: (x, y))
+    monkeypatch.setattr(digits, "read", lambda: (x, y))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

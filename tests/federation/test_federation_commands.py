@@ -150,7 +150,7 @@ def made(tmp_path: Path) -> Path:
 def test_mistakes(
     made: Path, arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "START", 0.5)
+    monkeypatch.setattr(following, "ABSENT", 0.5)
     command, *more = arguments
     result = corefed("federation", command, made, *more)
     assert result.code == 2

@@ -239,7 +239,7 @@ def test_a_full_disk_at_a_client(fed: Federation) -> None:
 
 
 def test_a_bad_client_over_the_wire(fed: Federation) -> None:
-    """NaN in its second round, a gigabyte in its third; then it is honest again."""
+    """NaN in its second round, 64 MiB in its third (1 is allowed); then it is honest again."""
     experiment(fed, method="pfedbayes", rounds=4)
     ruled(fed, quorum=0.6)
     code, said = fed.run("--name", "bad", seconds=180)

@@ -26,7 +26,7 @@ import numpy as np
 from corefed.federation.operate import creating
 from corefed.federation.operate.processes import free_port, process_tree
 
-PATIENCE = 90.0
+PATIENCE = 200.0
 """Seconds for a program to start; machines that run tests are busy."""
 
 

@@ -15,6 +15,7 @@ import torch
 from corefed.base.errors import UserError, did_you_mean
 from corefed.data import (
     cifar,
+    digits,
     embedding,
     fetch,
     hoelder,
@@ -123,7 +124,7 @@ def load(
     elif name not in _DESCRIPTIONS or name.endswith(":PATH"):
         raise UserError(_unknown(name))
     elif name == "digits":
-        dataset = _load_digits()
+        dataset = digits.load()
     elif name in idx.IDX_SOURCES:
         x, y, held_out = idx.load(name, data_dir, download)
         dataset = Dataset(name, x, y, classes=10, held_out=held_out)
@@ -205,15 +206,3 @@ def _embed(name: str, found: ImageSet, embedder: Embedding | None, bad_images: s
         embedding=embedder or "",
         digest=found.pictures.digest() if embedder is not None else "",
     )
-
-
-def _load_digits() -> Dataset:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise UserError(
-            "The digits come with scikit-learn, which is not installed: pip install scikit-learn."
-        ) from error
-    pixels, labels = load_digits(return_X_y=True)
-    x = torch.from_numpy(pixels).to(torch.float32) / 16  # grey levels are 0..16
-    return Dataset("digits", x, torch.from_numpy(labels).to(torch.int64), classes=10)

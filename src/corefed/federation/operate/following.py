@@ -35,8 +35,9 @@ LOOK = 0.3
 """Seconds between looks at the files."""
 ASK = (2.0, 15.0)
 """Fewest and most seconds between looks at the server: else, a quarter of the time so far."""
-START = 20.0
-"""Seconds that a run waits for a server that does not answer yet."""
+ABSENT, STARTING = 20.0, 180.0
+"""Seconds that a run waits for a server's process, and for one that was just started to answer:
+on a busy machine it imports for a minute."""
 
 
 def start(
@@ -112,11 +113,14 @@ def _require_idle_server(server: ServerFolder) -> None:
 
 
 def _wait_for_server(server: ServerFolder) -> None:
-    """Give a server that was just started some seconds."""
-    until = time.monotonic() + START
+    """Give a server that was just started some seconds, and more while its process starts."""
+    began = time.monotonic()
     if not processes.is_answering(server):
         say(f"waiting for the server at {server.own_address}")
-    while not processes.is_answering(server) and time.monotonic() < until:
+    while not processes.is_answering(server):
+        patience = STARTING if is_locked(server.path) else ABSENT
+        if time.monotonic() - began > patience:
+            break
         time.sleep(LOOK)
     processes.require_answer(server)
 

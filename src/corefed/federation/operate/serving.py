@@ -21,7 +21,7 @@ from corefed.federation.operate.folder import ClientFolder, ServerFolder
 from corefed.federation.operate.program import Program, say
 from corefed.federation.operate.supervising import EndedError, Supervisor, supervised
 
-START = 90.0
+START = 180.0
 """Seconds SuperLink has to answer; importing Flower on a busy machine takes some."""
 LOOK, LOOK_AGAIN = 2.0, 10.0
 """Seconds between looks at the public keys, and after one that could not be registered."""

@@ -44,7 +44,7 @@ IDLE = {"received": 20.0, "sending": 300.0}
 """Seconds without a process for a task: one begins within a few. Sending may take longer."""
 SETTLED = 5.0
 """Seconds that a process has lived which the program needs; shorter ones come and go."""
-START = 90.0
+START = 180.0
 """Seconds that a program has to give its first answer; importing Flower takes some."""
 SOON, TRIES = 20.0, 6
 """A program that fails within this many seconds, so many times in a row, is given up."""
