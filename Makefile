@@ -23,6 +23,9 @@ help:
 # --- The environment -----------------------------------------------------------------------------
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Some machines forbid Python to keep what it compiled. Then every process compiles PyTorch anew:
+# 8 s instead of 3, and the tests start hundreds of them.
+export PYTHONDONTWRITEBYTECODE :=
 
 install: $(VENV)/.installed
 
