@@ -7,12 +7,16 @@ setting is refused, the report invents nothing, and any method trains on a subse
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from pages import ROOT, Block, blocks, lines
@@ -104,24 +108,89 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def bash(
-    checkout: Path, script: str, package: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a script in the checkout, with its package or with another one."""
-    functions = [
-        f'corefed() {{ "{sys.executable}" -m corefed "$@"; }}',
-        f'python() {{ "{sys.executable}" "$@"; }}',
-        f'pytest() {{ "{sys.executable}" -m pytest -p no:cacheprovider "$@"; }}',
-    ]
-    return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", "\n".join([*functions, script])],
-        cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(package or checkout / "src"), "COLUMNS": "160"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+DRIVER = """
+import json, os, runpy, sys, traceback
+
+import pytest, scipy.stats, sklearn.metrics
+from corefed.commands import cli
+from corefed.show.page import html, making
+from corefed.training import rounds
+
+def program(name, *words):
+    sys.argv = [name, *words]
+    try:
+        if name == "corefed":
+            return int(cli.main(words) or 0)
+        if name == "pytest":
+            return int(pytest.main(["-p", "no:cacheprovider", *words]))
+        runpy.run_path(words[0], run_name="__main__")
+        return 0
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+for line in sys.stdin:
+    commands, out, err = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT), 1)
+        os.dup2(os.open(err, os.O_WRONLY | os.O_CREAT), 2)
+        code = 0
+        for words in commands:
+            code = code or program(*words)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Runs commands one after the other in a fork of a process that has imported the package: a process
+for each command would spend most of the time on importing torch."""
+
+
+class Shell:
+    """Runs commands in the checkout, with a package."""
+
+    def __init__(self, checkout: Path, package: Path) -> None:
+        self.checkout, self.count = checkout, 0
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER],
+            cwd=checkout,
+            env={**os.environ, "PYTHONPATH": str(package), "COLUMNS": "160"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, script: str) -> Ended:
+        """Up to the first command that fails."""
+        self.count += 1
+        out, err = (self.checkout / f"{self.count}.{name}" for name in ("out", "err"))
+        commands = [shlex.split(line) for line in lines(script) if line.strip()]
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(json.dumps([commands, str(out), str(err)]), file=self.process.stdin, flush=True)
+        code = self.process.stdout.readline()
+        assert code, "the process that runs the commands has ended"
+        return Ended(int(code), out.read_text("utf-8"), err.read_text("utf-8"))
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def shell(checkout: Path) -> Iterator[Shell]:
+    """With the package of the copy."""
+    running = Shell(checkout, checkout / "src")
+    yield running
+    running.close()
 
 
 def test_the_page_has_files_rows_and_commands() -> None:
@@ -134,13 +203,18 @@ def test_the_page_has_files_rows_and_commands() -> None:
 
 
 @pytest.mark.parametrize("block", COMMANDS, ids=str)
-def test_commands_of_the_page(block: Block, checkout: Path) -> None:
+def test_commands_of_the_page(block: Block, checkout: Path, shell: Shell) -> None:
     """Those before the first row have the package as it is."""
     first = ROW.search(TEXT)
     assert first is not None
     before = block.line < TEXT.count("\n", 0, first.start())
-    ended = bash(checkout, "\n".join(lines(block.body)), ROOT / "src" if before else None)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    own = Shell(checkout, ROOT / "src") if before else shell
+    try:
+        ended = own(block.body)
+    finally:
+        if before:
+            own.close()
+    assert ended.code == 0, ended.out + ended.err
 
 
 @pytest.mark.parametrize(
@@ -161,9 +235,9 @@ def part(source: str, name: str) -> str:
     return ast.unparse(node)
 
 
-def test_the_settings_and_their_help_are_shown(checkout: Path) -> None:
-    ended = bash(checkout, "corefed methods fedavgm")
-    assert "How much of the last round's move the server repeats" in ended.stdout
+def test_the_settings_and_their_help_are_shown(shell: Shell) -> None:
+    ended = shell("corefed methods fedavgm")
+    assert "How much of the last round's move the server repeats" in ended.out
 
 
 @pytest.mark.parametrize(
@@ -180,12 +254,12 @@ def test_the_settings_and_their_help_are_shown(checkout: Path) -> None:
         ("--set selector=hardset", "Did you mean 'hardest'?"),
     ],
 )
-def test_a_wrong_value_is_refused(given: str, sentence: str, checkout: Path) -> None:
+def test_a_wrong_value_is_refused(given: str, sentence: str, shell: Shell) -> None:
     """The author of the method did nothing but declare the field."""
-    ended = bash(checkout, f"corefed run {given} --out runs/wrong")
-    assert ended.returncode == 2
-    assert sentence.lower() in ended.stderr.lower()
-    assert not (checkout / "runs" / "wrong").exists()
+    ended = shell(f"corefed run {given} --out runs/wrong")
+    assert ended.code == 2
+    assert sentence.lower() in ended.err.lower()
+    assert not (shell.checkout / "runs" / "wrong").exists()
 
 
 RUN = "corefed run --method {0} --clients 3 --rounds 2 --out runs/{0}\n"
@@ -194,12 +268,12 @@ REPORT = "corefed report runs/{0} --out {0}.html"
 
 @pytest.mark.parametrize(("method", "chosen"), [("tenth", True), ("weight", False)])
 def test_the_report_shows_a_subset_where_there_is_one(
-    method: str, chosen: bool, checkout: Path
+    method: str, chosen: bool, shell: Shell
 ) -> None:
     """Names of private tensors mean nothing; a method trains on a subset without knowing it."""
-    ended = bash(checkout, RUN.format(method) + REPORT.format(method))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    page = (checkout / f"{method}.html").read_text(encoding="utf-8")
+    ended = shell(RUN.format(method) + REPORT.format(method))
+    assert ended.code == 0, ended.out + ended.err
+    page = (shell.checkout / f"{method}.html").read_text(encoding="utf-8")
     assert (CHOSEN in page) == chosen
-    rounds = (checkout / "runs" / method / "rounds.jsonl").read_text(encoding="utf-8")
+    rounds = (shell.checkout / "runs" / method / "rounds.jsonl").read_text(encoding="utf-8")
     assert "selection_examples" not in rounds
