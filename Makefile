@@ -9,6 +9,7 @@ FEDERATION := runs/federation-demo
 .PHONY: help install run federation-demo test lint format check wheel-check docs docs-serve house clean
 
 help:
+	@echo "make install      everything, for the tests, the pages and the studies"
 	@echo "make run          train on the built-in digits, compare four methods and write a page (under 60 s)"
 	@echo "make federation-demo  a server and three clients as processes, one killed on the way"
 	@echo "make test         style, types, the built wheel and all tests"
@@ -49,10 +50,16 @@ $(VENV)/.created:
 	}
 	@touch $@
 
+# What a first look needs. The rest, for the tests, the pages and the studies, is `make install`.
+$(VENV)/.first-look: pyproject.toml constraints.txt $(VENV)/.created
+	@echo "==> installing corefed and what it needs into $(VENV) (once; PyTorch is large)"
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[report,flower]'
+	@touch $@
+
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
 	@echo "==> installing corefed and its dependencies into $(VENV) (once; PyTorch is large)"
 	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[dev,vision,flower,report,web,tables,onnx,mlflow,tensorboard,numpyro,blackjax,docs]'
-	@touch $@
+	@touch $@ $(VENV)/.first-look
 
 # --- A first look --------------------------------------------------------------------------------
 
@@ -60,7 +67,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
 # as the coresets are reselected, so that only the choice of points differs.
 METHODS := independent pfedbayes coreset-pfedbayes random-subset
 TRAIN := $(BIN)/corefed run --data digits --clients 10 --rounds 40 --seed 0,1,2
-run: install
+run: $(VENV)/.first-look
 	@rm -rf $(QUICKSTART)
 	@echo "==> 1/4 independent: ten clients, each alone"
 	$(TRAIN) --method independent --out $(QUICKSTART)/independent
@@ -78,7 +85,7 @@ run: install
 	$(BIN)/corefed compare $(METHODS:%=$(QUICKSTART)/%)
 
 # A real federation: a server and three clients as processes of this machine, one of them killed.
-federation-demo: install
+federation-demo: $(VENV)/.first-look
 	@rm -rf $(FEDERATION)
 	OMP_NUM_THREADS=1 $(BIN)/corefed federation demo --out $(FEDERATION)
 
