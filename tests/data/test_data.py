@@ -243,12 +243,6 @@ def test_digits() -> None:
     assert dataset.y.bincount().min() == 174
 
 
-def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(UserError, match="pip install scikit-learn"):
-        load("digits")
-
-
 def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match="Did you mean 'fashion-mnist'") as caught:
         load("fashion_mnist")

@@ -197,7 +197,7 @@ def test_a_training_that_is_killed_is_counted(
 
 def test_a_training_that_takes_too_long_is_noise(tmp_path: Path) -> None:
     slow = Limits(seconds=0.05)
-    task = ask("train", local_steps=10_000)
+    task = ask("train", local_steps=1000)
     late = answer(task, client(tmp_path, True, **NOISE, limits=slow))
     assert not late.error and late.tree and late.figures == {"examples": 100}
     plain = answer(task, client(tmp_path, False, limits=slow))

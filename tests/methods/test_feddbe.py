@@ -44,9 +44,10 @@ def test_without_regularisation_it_is_the_gradient_of_the_folded_network() -> No
     points, theta, bias = data(), anywhere(2, MODEL.size), anywhere(2, WIDTH, seed=2)
     assert MODEL.head is not None
     plain = folded(MODEL.head, theta, bias)
-    loss, by_theta, by_bias = gradients(
+    loss, by_theta, by_bias, centre = gradients(
         MODEL, theta, bias, torch.zeros(2, WIDTH), torch.zeros(2), whole(points)
     )
+    torch.testing.assert_close(centre, mean_features(MODEL, theta, points), **EXACT)
     expected, slope = fedavg.gradient(MODEL, plain, whole(points))
     torch.testing.assert_close(loss, expected, **EXACT)
     w = theta[:, MODEL.head.weight].view(2, 2, WIDTH)
@@ -63,8 +64,8 @@ def test_the_gradient_of_the_mean_regulariser() -> None:
     points, theta, bias = data(), anywhere(2, MODEL.size), anywhere(2, WIDTH, seed=2)
     target, kappa = anywhere(2, WIDTH, seed=3), torch.tensor([7.0, 0.5], dtype=torch.float64)
     batch = whole(points)
-    _, without, b_without = gradients(MODEL, theta, bias, target, 0 * kappa, batch)
-    _, with_it, b_with = gradients(MODEL, theta, bias, target, kappa, batch)
+    _, without, b_without, _ = gradients(MODEL, theta, bias, target, 0 * kappa, batch)
+    _, with_it, b_with, _ = gradients(MODEL, theta, bias, target, kappa, batch)
     z = features(theta, points.x)
     share = batch.scale.unsqueeze(-1)
     gap = (kappa / WIDTH).unsqueeze(-1) * ((share * z).sum(1) - target)  # [C, K]
@@ -78,13 +79,17 @@ def test_the_gradient_of_the_mean_regulariser() -> None:
 
 
 def test_the_consensus_is_that_of_the_first_round() -> None:
-    """By numbers of points, under the initial weights; and it stays."""
-    points = data()
-    method = feddbe.build(Config(), MODEL)
-    start = run(method, points, 0).server
-    theta = start["theta"].expand(2, -1)
+    """By numbers of points, a running mean over the steps from the initial weights; it stays."""
+    points, rate = data(), 0.1
+    method = feddbe.build(Config(learning_rate=rate), MODEL)
+    theta = run(method, points, 0).server["theta"].expand(2, -1)
     means = torch.stack([features(theta, points.x)[i, :n].mean(0) for i, n in enumerate((8, 16))])
     torch.testing.assert_close(mean_features(MODEL, theta, points, 5), means, **EXACT)
+    own, bias, none = theta, torch.zeros(2, WIDTH).double(), torch.zeros(2).double()
+    for _ in range(2):
+        _, by_theta, by_bias, centre = gradients(MODEL, own, bias, means, none, whole(points))
+        means = 0.9 * means + 0.1 * centre
+        own, bias = own - rate * by_theta, bias - rate * by_bias
     expected = (8 * means[0] + 16 * means[1]) / 24
     for rounds in (1, 3):
         ended = run(method, points, rounds, 2)
@@ -100,13 +105,13 @@ def test_two_rounds_by_hand() -> None:
     method = feddbe.build(Config(learning_rate=0.1, regularisation=3.0), MODEL)
     server = run(method, points, 0).server
     theta, bias = server["theta"].expand(2, -1), torch.zeros(2, WIDTH).double()
-    goal = run(method, points, 1).server["mean"].expand(2, -1)
+    goal = run(method, points, 1, 2).server["mean"].expand(2, -1)
     shares = torch.tensor([8, 16]).double() / 24
     for kappa in (0.0, 3.0):
         own = theta
         for _ in range(2):
             weight = torch.full((2,), kappa).double()
-            _, by_theta, by_bias = gradients(MODEL, own, bias, goal, weight, whole(points))
+            _, by_theta, by_bias, _ = gradients(MODEL, own, bias, goal, weight, whole(points))
             own, bias = own - 0.1 * by_theta, bias - 0.1 * by_bias
         theta = (shares @ own).expand(2, -1)
     ended = run(method, points, 2, 2)
@@ -146,7 +151,7 @@ def test_learnt_noise_and_a_model_without_a_head() -> None:
     model = mlp((3, 4, 1), Gaussian(1, 0.5, learn_noise=True))
     points = data()._replace(y=anywhere(2, 16, 1))
     theta, zero = anywhere(2, model.size), torch.zeros(2, WIDTH).double()
-    _, found, _ = gradients(model, theta, zero, zero, torch.zeros(2), whole(points))
+    _, found, _, _ = gradients(model, theta, zero, zero, torch.zeros(2), whole(points))
     torch.testing.assert_close(found, fedavg.gradient(model, theta, whole(points))[1], **EXACT)
     with pytest.raises(UserError, match="whose last layer is linear, and this model has none"):
         feddbe.build(Config(), model._replace(head=None))

@@ -12,9 +12,11 @@ A network is a body f, which makes features z of K numbers, and a linear head g.
 in the weights theta and in b_i, from the broadcast theta and its last b_i. It uploads theta; the
 server averages, each client in proportion to its number of points.
 
-z_g is the mean of clients' mean features under the initial weights, by their numbers of points. The
-authors collect it before training. Here it comes with the first round's uploads, from those who
-take part in it, and that round has no MR; then it stays.
+z_g is the mean of clients' mean features while they train alone, by their numbers of points. The
+authors have a round before training for it. Here it is the first round, of those who take part in
+it, which has no MR; then z_g stays. A client follows z_bar over its steps by a running mean that
+begins at the initial weights. Those weights alone would not do: their features are small, and MR
+would hold the body there.
 
 `personal` is the broadcast with b_i, folded into the bias of the head: g(z + b) = W z + (c + W b).
 `global` is the broadcast without, `localized` the client's weights after its local steps, with b_i.
@@ -37,6 +39,8 @@ from corefed.bayes.predict import predictive_at
 from corefed.methods import fedavg
 from corefed.models.network import Head, Model
 
+FOLLOW = 0.1
+"""Part of a minibatch in the running mean of the first round."""
 OWN = "bias."
 """Prefix of the state of the bias memory's optimiser."""
 
@@ -77,7 +81,7 @@ def build(config: Config, model: Model) -> Method:
         own = {name: value.clone() for name, value in private.items() if name != "theta"}
         theta, known = broadcast["theta"].clone(), broadcast["known"]
         mean = broadcast["mean"]
-        if bool((known == 0).any()):  # the first round: this client's part of the consensus
+        if bool((known == 0).any()):  # the first round: where the running mean begins
             found = mean_features(model, theta, data)
             mean = torch.where(known.unsqueeze(-1) > 0, mean, found)
         return {**own, "theta": theta, "mean": mean, "known": known, **of_weights.init(theta)}
@@ -85,7 +89,11 @@ def build(config: Config, model: Model) -> Method:
     def step(working: Tree, batch: Batch, noise: Tensor) -> tuple[Tree, Tree]:
         theta, bias = working["theta"], working["bias"]
         kappa = working["known"] * config.regularisation  # [C]
-        loss, by_theta, by_bias = gradients(model, theta, bias, working["mean"], kappa, batch)
+        loss, by_theta, by_bias, centre = gradients(
+            model, theta, bias, working["mean"], kappa, batch
+        )
+        followed = torch.lerp(working["mean"], centre, FOLLOW)
+        working["mean"] = torch.where(working["known"].unsqueeze(-1) > 0, working["mean"], followed)
         of_weights.update(theta, by_theta, working)
         of_bias.update(bias, by_bias, optim.under(OWN, working))
         return working, {"loss": loss}
@@ -128,10 +136,10 @@ def _head(model: Model) -> Head:
 
 def gradients(
     model: Model, theta: Tensor, bias: Tensor, mean: Tensor, kappa: Tensor, batch: Batch
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss per point without MR, and the gradients with it: [C], by theta [C, P], by b [C, K].
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss per point without MR, the gradients with it, and z_bar.
 
-    kappa is one number per client.
+    They are [C], by theta [C, P], by b [C, K], and [C, K]. kappa is one number per client.
     """
     head = _head(model)
     theta, bias = theta.detach().requires_grad_(), bias.detach().requires_grad_()
@@ -148,7 +156,7 @@ def gradients(
         apart = 0.5 * (centre - mean).square().mean(-1)
         whole = loss + kappa.to(loss) * apart
         by_theta, by_bias = torch.autograd.grad(whole.sum(), (theta, bias))
-    return loss.detach(), by_theta, by_bias
+    return loss.detach(), by_theta, by_bias, centre.detach()
 
 
 def mean_features(model: Model, theta: Tensor, data: ClientData, points: int = 512) -> Tensor:
