@@ -171,34 +171,32 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("method", ["coreset-pfedbayes", "fedavg", "bnfed"])
-@pytest.mark.parametrize("answers_before", [4, 5, 6, 7])
-def test_a_killed_server_goes_on_to_the_same_result(
-    method: str, answers_before: int, tmp_path: Path
-) -> None:
+def test_a_killed_server_goes_on_to_the_same_result(method: str, tmp_path: Path) -> None:
     """Killed when some of the clients have trained the round that will be asked again."""
     flags = with_small(method, evaluate_every=3)
     undisturbed = federation(tmp_path / "undisturbed", flags)
     undisturbed.federate()
-    seen = 0
+    for answers_before in (4, 5, 6, 7):
+        seen = 0
 
-    def kill(name: str, reply: Message) -> Message:
-        nonlocal seen
-        seen += 1
-        if seen == 3 + answers_before:  # three of them joined
-            raise Killed
-        return reply
+        def kill(name: str, reply: Message, last: int = 3 + answers_before) -> Message:
+            nonlocal seen
+            seen += 1
+            if seen == last:  # three of them joined
+                raise Killed
+            return reply
 
-    folders = federation(tmp_path / "killed", flags, tamper=kill)
-    with pytest.raises(Killed):
+        folders = federation(tmp_path / f"killed-{answers_before}", flags, tamper=kill)
+        with pytest.raises(Killed):
+            folders.federate()
+        assert len(lines_of(folders)) < 3
         folders.federate()
-    assert len(lines_of(folders)) < 3
-    folders.federate()
-    assert events_of(folders, "resumed")
-    for name, value in server_of(undisturbed).items():
-        assert torch.equal(server_of(folders)[name], value), name
-    last, expected = lines_of(folders)[-1], lines_of(undisturbed)[-1]
-    assert last["metrics"] == expected["metrics"]
-    assert len(lines_of(folders)) == 3
+        assert events_of(folders, "resumed")
+        for name, value in server_of(undisturbed).items():
+            assert torch.equal(server_of(folders)[name], value), name
+        last, expected = lines_of(folders)[-1], lines_of(undisturbed)[-1]
+        assert last["metrics"] == expected["metrics"]
+        assert len(lines_of(folders)) == 3
 
 
 def test_a_finished_run_can_be_given_more_rounds(tmp_path: Path) -> None:
@@ -451,11 +449,28 @@ BAD: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
+TWO_ROUNDS = with_small("pfedbayes", rounds=2)
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    """The server of a run in which a client's update was lost on its way."""
+
+    def lose(client: str, reply: Message) -> Message | str:
+        train = reply.metadata.message_type == "train"
+        bad = client == "client-2" and train and reply.metadata.group_id == "2"
+        return LOST if bad else reply
+
+    folders = federation(tmp_path_factory.mktemp("lost"), TWO_ROUNDS, tamper=lose)
+    folders.federate()
+    return server_of(folders)
+
+
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_update_changes_nothing_and_is_named(name: str, tmp_path: Path) -> None:
+def test_a_bad_update_changes_nothing_and_is_named(name: str, lost: Tree, tmp_path: Path) -> None:
     """The result is that of a run in which the client's update was lost on its way."""
     change, words = BAD[name]
-    flags = with_small("pfedbayes", rounds=2)
+    flags = TWO_ROUNDS
 
     def spoil(client: str, reply: Message) -> Message:
         if client != "client-2" or reply.metadata.group_id != "2":
@@ -464,16 +479,9 @@ def test_a_bad_update_changes_nothing_and_is_named(name: str, tmp_path: Path) ->
             return reply
         return changed(reply, **change(records.reply_from(reply.content, 1 << 30)))
 
-    def lose(client: str, reply: Message) -> Message | str:
-        train = reply.metadata.message_type == "train"
-        bad = client == "client-2" and train and reply.metadata.group_id == "2"
-        return LOST if bad else reply
-
     spoiled = federation(tmp_path / "spoiled", flags, tamper=spoil)
     spoiled.federate()
-    lost = federation(tmp_path / "lost", flags, tamper=lose)
-    lost.federate()
-    for key, value in server_of(lost).items():
+    for key, value in lost.items():
         assert torch.equal(server_of(spoiled)[key], value)
     noted = [e for e in events.read(spoiled.run / "events.jsonl") if e["client"] == "client-2"]
     noted = [e for e in noted if e["event"] in ("refused", "missing")]
