@@ -10,10 +10,9 @@ import shutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
-import typer
 from packaging.requirements import Requirement
 from pages import (
     EXECUTED,
@@ -215,7 +214,7 @@ def test_corefed_command_exists(case: tuple[str, Sequence[str]]) -> None:
     """The subcommand and each of its options are those of the command line."""
     arguments = corefed_arguments(case[1])
     assert arguments is not None
-    known = typer.main.get_command(cli.app)
+    known: Any = cli.command()
     for word in arguments:
         subcommands = getattr(known, "commands", {})
         if not subcommands or word.startswith("-"):
