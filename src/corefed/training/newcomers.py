@@ -14,8 +14,8 @@ trains on its own data alone:
 A method that shares nothing (independent) is refused. The newcomer's model has the temperature of
 all clients of the run, or its own, shrunk to that, where it has validation points. How much of its
 own training it keeps is fitted to its points (`shrinking.py`), so that few points do no harm.
-docs/newcomers.md has the measurements behind STEPS, and behind a coreset of at least one minibatch:
-smaller ones save no time per step, and were less accurate.
+docs/newcomers-study.md has the measurements behind STEPS, and behind a coreset of at least one
+minibatch: smaller ones save no time per step, and were less accurate.
 """
 
 from __future__ import annotations
