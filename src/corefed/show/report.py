@@ -17,7 +17,7 @@ from rich.table import Table
 
 from corefed.base import shown
 from corefed.base.errors import UserError
-from corefed.base.panels import panels
+from corefed.base.panels import labelled, legend_below, panels, save
 from corefed.show import kept
 from corefed.show.distinguish import differences, labels, words
 from corefed.training import cost, record, summaries
@@ -296,14 +296,14 @@ def plot(results: Sequence[RunResult], file: Path) -> None:
     Of the personal models, or of the global one where a method has no others. The band is one
     standard deviation over seeds.
     """
-    from matplotlib.ticker import NullFormatter  # matplotlib takes half a second
+    from matplotlib.ticker import LogFormatterSciNotation  # matplotlib takes half a second
 
     first = results[0].summary["metrics"]
     metric = next((m for m in ("accuracy", "rmse") if f"{main_model(first)}_{m}" in first), "")
     if not metric:
         raise UserError(f"{results[0].path} has no evaluated round to draw.")
     factor = 100 if metric == "accuracy" else 1
-    figure, axes = panels(2)
+    figure, axes = panels(2, legend=2)
     axes[1].sharey(axes[0])
     axes[1].tick_params(labelleft=False)
     for result, label in zip(results, labels(results), strict=True):
@@ -319,12 +319,13 @@ def plot(results: Sequence[RunResult], file: Path) -> None:
     kinds = {main_model(result.summary["metrics"]) for result in results}
     axes[0].set(xlabel="round", ylabel=f"{' or '.join(sorted(kinds))} {HEADINGS[metric]}")
     axes[1].set(xlabel="passes per seed, selection included", xscale="log")
-    axes[1].xaxis.set_minor_formatter(NullFormatter())
-    axes[1].legend(fontsize="small")
+    # Where no power of ten is in view, the places between have labels.
+    axes[1].xaxis.set_minor_formatter(LogFormatterSciNotation(minor_thresholds=(1, 0.5)))
+    legend_below(figure, labelled(axes), across=2)
     for axis in axes:
         axis.grid(alpha=0.3)
     try:
-        figure.savefig(file, dpi=150)
+        save(figure, file)
     except (OSError, ValueError) as error:  # ValueError: a suffix matplotlib does not know
         raise UserError(f"Cannot write the picture {file}: {error}.") from error
 
