@@ -65,7 +65,7 @@ def reproduce_figure5(
 def make_tables(found: Results) -> Sequence[Table]:
     columns = (
         "", "paper: accuracy", "rounds", "ours: last accuracy", "rounds to target",
-        "of full data's", "MB a client to target", "points through gradients to target",
+        "of full data's", "MB per client to target", "points through gradients to target",
     )  # fmt: skip
     laid = []
     for data in dict.fromkeys(column for _, column in found):
