@@ -6,7 +6,7 @@ first used, so that `corefed --help` answers at once.
 
 from importlib import import_module
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _EXPORTS = {
     "Experiment": "corefed.settings.run",

@@ -153,7 +153,7 @@ def coresets(scratch: Scratch, said: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def theory(scratch: Scratch, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the page shows as output is what its blocks print."""
-    shown = [b for b in ALL if (b.page, b.language) == ("docs/theory.md", "text")]
+    shown = [b for b in ALL if (b.page, b.language) == ("docs/theory-study.md", "text")]
     assert shown
     assert [str(block) for block in shown if block.body not in said] == []
 
@@ -161,7 +161,7 @@ def theory(scratch: Scratch, said: str, monkeypatch: pytest.MonkeyPatch) -> None
 AFTERWARDS: dict[str, Callable[[Scratch, str, pytest.MonkeyPatch], None]] = {
     "README.md": readme,
     "docs/coresets.md": coresets,
-    "docs/theory.md": theory,
+    "docs/theory-study.md": theory,
 }
 """What must hold once a page has been executed, beside that nothing failed."""
 

@@ -17,7 +17,7 @@ from corefed_studies.bench.attacks_liars import ATTACKS, Seen
 from corefed_studies.bench.attacks_runs import RULES, Cell
 
 ROOT = Path(__file__).parents[2]
-RESULTS, PAGE = ROOT / "results" / "attacks.json", ROOT / "docs" / "attacks.md"
+RESULTS, PAGE = ROOT / "results" / "attacks.json", ROOT / "docs" / "attacks-study.md"
 
 
 def seen(**figures: Any) -> Seen:

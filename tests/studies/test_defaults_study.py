@@ -59,11 +59,12 @@ def test_the_code_has_what_was_chosen() -> None:
 
 
 def test_the_page_is_what_the_file_makes_it(tmp_path: Path) -> None:
-    copy = tmp_path / "defaults.md"
-    copy.write_text((ROOT / "docs" / "defaults.md").read_text(encoding="utf-8"), encoding="utf-8")
+    page = (ROOT / "docs" / "defaults-study.md").read_text(encoding="utf-8")
+    copy = tmp_path / "page.md"
+    copy.write_text(page, encoding="utf-8")
     result = corefed("bench", "defaults", "--from", FILE, "--page", copy, "--out", tmp_path / "out")
     assert result.code == 0, result.err
-    assert copy.read_text(encoding="utf-8") == (ROOT / "docs" / "defaults.md").read_text("utf-8")
+    assert copy.read_text(encoding="utf-8") == page
 
 
 def test_candidates_are_scored_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,7 @@ def test_bad_input(tmp_path: Path) -> None:
 
 
 def test_the_page_has_its_marks() -> None:
-    page = Path(__file__).parents[2] / "docs" / "leaders.md"
+    page = Path(__file__).parents[2] / "docs" / "leaders-study.md"
     assert page.read_text().count(f"<!-- {results.NAME}: begin -->") == 1
     assert report.tables({}) == []
 

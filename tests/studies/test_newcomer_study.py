@@ -63,5 +63,5 @@ def test_logistic_regression_knows_what_it_has_not_seen() -> None:
 def test_the_page_shows_the_result_file() -> None:
     found = results.read(ROOT / "results" / "newcomer.json", "newcomer")
     text = pages.markdown(newcomer.make_tables(found))
-    part = pages.Marked(ROOT / "docs" / "newcomers.md", "newcomer").part
+    part = pages.Marked(ROOT / "docs" / "newcomers-study.md", "newcomer").part
     assert part.strip() == text.strip()

@@ -230,6 +230,6 @@ def test_a_wrong_result_file_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_the_page_shows_the_result_file() -> None:
     found = results.read(RESULT, "rates")
-    part = pages.Marked(ROOT / "docs" / "theory.md", "rates").part
+    part = pages.Marked(ROOT / "docs" / "theory-study.md", "rates").part
     assert part == "\n" + pages.markdown(slopes.make_tables(found))
     assert (PROCESS, study.column_of(2.0, 4, 4000, 4000)) in found

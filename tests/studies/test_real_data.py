@@ -84,7 +84,7 @@ def test_a_gain_has_the_sign_of_better_and_its_interval() -> None:
 
 def test_the_page_is_made_from_the_file() -> None:
     study = result_file.read(ROOT / "results/real-data.json", real_data.NAME, real_data.SCHEMA)
-    marked = pages.Marked(ROOT / "docs/real-data.md", f"bench {real_data.NAME}")
+    marked = pages.Marked(ROOT / "docs/real-data-study.md", f"bench {real_data.NAME}")
     assert marked.part.strip() == pages.markdown(real_data_tables.tables(study)).strip()
     assert list(study["sets"]) == [each.name for each in real_data.SETS]
     assert len(study["seeds"]) == real_data.SEEDS["paper"]

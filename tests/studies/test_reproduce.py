@@ -100,7 +100,7 @@ def test_bench_measures_coresets(tmp_path, monkeypatch):
     bench.main("coreset", device="cpu", out=tmp_path)
     rows = json.loads((tmp_path / "bench-coreset-cpu.json").read_text())
     assert [row["fraction"] for row in rows] == [0.1, 0.5]
-    assert all(row["ratio"] > 0 and row["refreshes a client"] >= 1 for row in rows)
+    assert all(row["ratio"] > 0 and row["refreshes per client"] >= 1 for row in rows)
 
 
 @pytest.mark.parametrize("clients", [1, 4])

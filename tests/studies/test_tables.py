@@ -257,7 +257,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_documentation_shows_the_committed_results(name: str) -> None:
     module = {"table1": table1, "table2": table2, "table3": table3}[name]
     found = results.read(ROOT / "results" / f"{name}.json", name)
-    shown = pages.Marked(ROOT / "docs" / "results.md", name).part
+    shown = pages.Marked(ROOT / "docs" / "results-study.md", name).part
     assert shown == "\n" + pages.markdown(module.make_tables(found))
     assert (ROOT / "results" / f"{name}.json").stat().st_size < 500_000
     assert all({"torch", "device"} <= set(cell["environment"]) for cell in found.values())

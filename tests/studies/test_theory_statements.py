@@ -1,5 +1,5 @@
 """Which statements of the paper hold: each "yes" and each condition as a property, each "no" by a
-counter-example with numbers. `docs/theory.md` names these tests."""
+counter-example with numbers. `docs/theory-study.md` names these tests."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from corefed import Federation, UserError
+from corefed.use import notebook
 
 QUICK: dict[str, Any] = {
     "rounds": 4, "local_steps": 10, "hidden": (8,), "evaluate_draws": 3, "device": "cpu",
@@ -220,9 +222,45 @@ def test_pickles(fitted: Federation) -> None:
 
 
 def test_it_shows_itself(fitted: Federation) -> None:
-    shown = Federation(groups="<site>", **QUICK)._repr_html_()
+    shown = Federation(groups="<site>", eta_2=None, zeta=1.0, **QUICK)._repr_html_()
     assert "not fitted" in shown and "&lt;site&gt;" in shown and "<site>" not in shown
-    assert "(fitted)" in fitted._repr_html_()
+    assert names(shown) == [
+        *("method", "groups", "rounds", "local_steps", "hidden", "evaluate_draws", "device"),
+        "eta_1",
+    ]  # not what is the default, or None
+    assert names(Federation()._repr_html_()) == ["method"]
+
+    shown, found = fitted._repr_html_(), fitted.evaluate()
+    assert names(shown) == [
+        *("Method", "Clients", "Accuracy", "NLL", "Calibration error (ECE)", "Weakest site")
+    ]
+    weakest = min(found["clients"], key=found["clients"].get)
+    for text in (
+        "pfedbayes",
+        f"2 ({', '.join(found['clients'])})",
+        f"{100 * found['metrics']['personal_accuracy']:.2f} %",
+        f"{found['metrics']['personal_nll']:.3f}",
+        f"{weakest}: {100 * found['clients'][weakest]:.2f} %",
+    ):
+        assert f">{text}</td>" in shown
+
+
+def names(shown: str) -> list[str]:
+    """The first column of a table."""
+    return re.findall(r"<th[^>]*>([^<]+)</th>", shown)
+
+
+def test_what_it_shows_is_text() -> None:
+    found = {
+        "metrics": {"personal_rmse": 1234.5, "personal_nll": 7.25},
+        "clients": {"<b>": 1.0, "far & away": 2.0, "untested": None},
+    }
+    shown = notebook.after("pfedbayes", found["clients"], found, joined=1)
+    assert "<b>:" not in shown and "far &amp; away: 2</td>" in shown  # the largest error
+    assert ">1,234</td>" in shown and "3 (&lt;b&gt;, far &amp; away, untested), and 1" in shown
+    without = notebook.after("pfedbayes", ["a"], {"metrics": {}, "clients": {"a": None}})
+    assert "Not tested" in without and "Accuracy" not in without
+    assert "http" not in shown and "<style" not in shown and "<script" not in shown
 
 
 # --- newcomers ------------------------------------------------------------------------------------

@@ -29,14 +29,14 @@ def compare(
     selection included. A pass is one point forward and backward through the
     network; a forward pass alone counts a third. Both are sums over seeds.
     """
-    from corefed.show import report, verdict  # rich takes a while
+    from corefed.show import curves, report, verdict  # rich takes a while
 
     runs, others = report.find_runs(folders)
     if runs and others:
         say_note(f"no runs: {', '.join(map(str, others))}")
     results = report.load(runs or folders)
     if plot is not None:
-        report.plot(results, plot)
+        curves.plot(results, plot)
     if json:
         say(jsonlib.dumps(report.comparison_json(results), indent=1))
     else:

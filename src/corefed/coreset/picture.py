@@ -6,7 +6,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from corefed.base.errors import UserError
-from corefed.base.panels import panels
+from corefed.base.panels import panels, save
 
 if TYPE_CHECKING:
     from corefed.coreset.coreset import Coreset
@@ -30,7 +30,7 @@ def render(coreset: Coreset, suffix: str = "png") -> bytes:
     _errors(errors, coreset)
     buffer = io.BytesIO()
     try:
-        figure.savefig(buffer, dpi=150, format=suffix)
+        save(figure, buffer, format=suffix)
     except ValueError as error:  # a suffix matplotlib does not know
         raise UserError(f"Cannot draw a picture as .{suffix}: {error}.") from error
     return buffer.getvalue()
@@ -42,13 +42,13 @@ def _likelihoods(axis: Any, coreset: Coreset) -> None:
     axis.plot(ends, ends, color="0.6", linewidth=1, label="equal")
     axis.scatter(full, approximate, s=12, alpha=0.7, label=f"{len(full)} fresh draws")
     axis.set(
-        xlabel="log-likelihood of all data, centred",
-        ylabel="of the coreset, centred",
-        title="On draws it was not fitted on",
+        xlabel="log-likelihood, all data",
+        ylabel="of the coreset (both centred)",
+        title="Draws it was not fitted on",
     )
     axis.ticklabel_format(style="plain", useOffset=False)
-    axis.locator_params(nbins=5)
-    axis.legend(fontsize="small")
+    axis.locator_params(nbins=4)
+    axis.legend()
     axis.grid(alpha=0.3)
 
 
@@ -62,7 +62,7 @@ def _weights(axis: Any, coreset: Coreset) -> None:
         axis.set_yscale("log")
     else:
         axis.set_ylim(bottom=0)
-    axis.legend(fontsize="small")
+    axis.legend()
     axis.grid(alpha=0.3)
 
 
@@ -71,7 +71,7 @@ def _errors(axis: Any, coreset: Coreset) -> None:
     bars = {
         "fitted\ndraws": d.fitted_error,
         "fresh\ndraws": d.held_out_error,
-        "uniform subset,\nexpected": d.uniform_error,
+        "uniform,\nexpected": d.uniform_error,
     }
     heights = [max(value, SMALLEST) for value in bars.values()]
     shapes = axis.bar(list(bars), heights, color=["0.75", "C0", "0.5"], width=0.6)
@@ -80,5 +80,7 @@ def _errors(axis: Any, coreset: Coreset) -> None:
     axis.set_ylim(min(heights) / 3, max(heights) * 4)
     axis.set_axisbelow(True)
     axis.set(ylabel="relative squared error")
-    axis.set_title("Error" + (" (fitted one means nothing: too few draws)" if d.degenerate else ""))
+    axis.set_title(
+        "Error" + (": too few draws\nfor the fitted one to mean anything" if d.degenerate else "")
+    )
     axis.grid(axis="y", alpha=0.3)

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from corefed.base.errors import UserError, did_you_mean
 from corefed.data import partitioners, published
+from corefed.data.client_points import (
+    MINIMUM_TEST,
+    MINIMUM_TRAIN,
+    TEST_STRIDE,
+    as_split,
+    train_and_test,
+)
+from corefed.data.client_points import Split as Split
 from corefed.data.dataset import Dataset
 from corefed.data.partitioners import Indices, Pool
 
@@ -46,20 +52,10 @@ SHARD_COUNTS = {
     "digits": {"small": (5, 29), "medium": (15, 19), "large": (25, 9)},
 }
 
-TEST_STRIDE = 5  # one point in five is a test point
-MINIMUM_TRAIN, MINIMUM_TEST = 2, 1
 MINIMUM = MINIMUM_TRAIN + MINIMUM_TEST
 DRAWS = 100  # attempts at a random split in which every client has the minimum
 _PURPOSE = 0x5B117  # makes these draws independent of others of the same seed
 _THINNING = 0x7B1A5
-
-
-class Split(NamedTuple):
-    """One client's points, as ascending row numbers of the data set."""
-
-    train: Tensor  # int64
-    test: Tensor  # int64
-    validation: Tensor = torch.empty(0, dtype=torch.int64)  # taken from the training points
 
 
 def default_for(dataset_name: str) -> str:
@@ -130,7 +126,7 @@ def split(
         )
     if name.startswith("shards-"):
         parts = partitioners.shards(name, _shard_counts(name, dataset.name), pool, clients, rng)
-        return [_as_split(train, test) for train, test in zip(*parts, strict=True)]
+        return [as_split(train, test) for train, test in zip(*parts, strict=True)]
     if name != "shared-normal" and clients * MINIMUM > len(pool.labels):
         raise UserError(
             f"{dataset.name} has {len(pool.labels)} points, too few for {clients} clients of at "
@@ -164,8 +160,8 @@ def split(
             )
     if benchmark is not None and benchmark.test and pool.held_out is None:
         parted = (published.test_apart(piece, benchmark.test, rng) for piece in pieces)
-        return [_as_split(*each) for each in parted]
-    return [_train_and_test(piece, pool, cap, rng, test, fold) for piece in pieces]
+        return [as_split(*each) for each in parted]
+    return [train_and_test(piece, pool, cap, rng, test, fold) for piece in pieces]
 
 
 def notes(spec: str, splits: list[Split], dataset: Dataset) -> list[str]:
@@ -316,42 +312,3 @@ def _natural(dataset: Dataset, clients: int) -> list[Indices]:
     order = np.argsort(groups, kind="stable")  # the points of client 0, then of 1, ...
     ends = np.searchsorted(groups[order], np.arange(clients), side="right")
     return np.split(order, ends)[:clients]
-
-
-def _train_and_test(
-    points: Indices,
-    pool: Pool,
-    cap: int | None,
-    rng: np.random.Generator,
-    test: float,
-    fold: int | None,
-) -> Split:
-    """Hold out every fifth of the shuffled points sorted by label, which stratifies them.
-
-    The offset is random, so that points of rare labels can be test points too. Another share is as
-    evenly spaced. Test points that the data mark are used instead where there are any.
-    """
-    if pool.held_out is not None:
-        is_test = pool.held_out[points]
-    else:
-        points = rng.permutation(points)
-        points = points[np.argsort(pool.labels[points], kind="stable")]
-        is_test = np.zeros(len(points), dtype=bool)
-        if fold is not None:
-            stride = round(1 / test)
-            is_test[fold::stride] = True
-        elif test == 1 / TEST_STRIDE:
-            is_test[rng.integers(min(TEST_STRIDE, len(points))) :: TEST_STRIDE] = True
-        else:
-            places = np.floor(rng.random() + test * np.arange(len(points) + 1))
-            is_test = np.diff(places) > 0
-            is_test[-MINIMUM_TRAIN:] &= (~is_test).sum() >= MINIMUM_TRAIN
-    train = points[~is_test]
-    if cap is not None:
-        own = pool.labels[train]
-        train = np.concatenate([train[own == label][:cap] for label in np.unique(own)])
-    return _as_split(train, points[is_test])
-
-
-def _as_split(train: Indices, test: Indices) -> Split:
-    return Split(torch.from_numpy(np.sort(train)), torch.from_numpy(np.sort(test)))

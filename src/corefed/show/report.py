@@ -1,13 +1,11 @@
-"""Tables for the terminal and plots of learning curves, from summaries and round lines alone."""
+"""Tables for the terminal, from summaries alone; `curves.py` has the curves over rounds."""
 
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from corefed.base import shown
-from corefed.base.errors import UserError
-from corefed.base.panels import panels
 from corefed.show import kept
 from corefed.show.distinguish import differences, labels, words
-from corefed.training import cost, record, summaries
+from corefed.training import cost, record
 from corefed.training.record import MODELS, main_model
 
 HEADINGS = {"accuracy": "accuracy %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE"}
@@ -71,37 +67,6 @@ def _entries(path: Path) -> list[Path]:
 def load(folders: Sequence[Path]) -> list[RunResult]:
     """The runs in these folders, with the scores of the predictions that they keep."""
     return [RunResult(path, *kept.shown(*record.read(path))) for path in folders]
-
-
-class EvaluatedRound(NamedTuple):
-    """An evaluated round. Passes and megabytes are totals so far, per seed."""
-
-    round: int
-    passes: float  # including those of selection, see `training/cost.py`
-    megabytes: float
-    seconds: float  # so far, of all seeds together: they train side by side
-    mean: float
-    std: float
-    per_seed: list[float]
-
-
-def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[EvaluatedRound]:
-    """A metric over the evaluated rounds, of lines as `record.read` gives them."""
-    totals = zip(
-        accumulate(statistics.fmean(line["passes"]) for line in lines),
-        accumulate(
-            (sum(line["bytes_up"]) + sum(line["bytes_down"])) / len(line["examples"])
-            for line in lines
-        ),
-        accumulate(line["seconds"] for line in lines),
-        strict=True,
-    )
-    return [
-        EvaluatedRound(line["round"], passes, sent / 1e6, seconds, *over.values())
-        for line, (passes, sent, seconds) in zip(lines, totals, strict=True)
-        if name in line.get("metrics", {})
-        for over in [summaries.over_seeds(line["metrics"][name])]
-    ]
 
 
 def metrics_table(summary: dict[str, Any]) -> Table:
@@ -288,45 +253,6 @@ def comparison_json(results: Sequence[RunResult]) -> list[dict[str, Any]]:
         {"folder": str(result.path), "label": label, "differs_in": own, **result.summary}
         for result, label, own in found
     ]
-
-
-def plot(results: Sequence[RunResult], file: Path) -> None:
-    """Accuracy (or RMSE) against rounds, and against passes, those of selection included.
-
-    Of the personal models, or of the global one where a method has no others. The band is one
-    standard deviation over seeds.
-    """
-    from matplotlib.ticker import NullFormatter  # matplotlib takes half a second
-
-    first = results[0].summary["metrics"]
-    metric = next((m for m in ("accuracy", "rmse") if f"{main_model(first)}_{m}" in first), "")
-    if not metric:
-        raise UserError(f"{results[0].path} has no evaluated round to draw.")
-    factor = 100 if metric == "accuracy" else 1
-    figure, axes = panels(2)
-    axes[1].sharey(axes[0])
-    axes[1].tick_params(labelleft=False)
-    for result, label in zip(results, labels(results), strict=True):
-        points = curve(result.lines, f"{main_model(result.summary['metrics'])}_{metric}")
-        complete = cost.of_summary(result.summary).complete
-        mean = [factor * point.mean for point in points]
-        low = [factor * (point.mean - point.std) for point in points]
-        high = [factor * (point.mean + point.std) for point in points]
-        for axis, key in zip(axes, ("round", "passes"), strict=True):
-            x = [getattr(point, key) for point in points]
-            axis.plot(x, mean, marker=".", label=f"{label}{'' if complete else ', passes ≥'}")
-            axis.fill_between(x, low, high, alpha=0.15)
-    kinds = {main_model(result.summary["metrics"]) for result in results}
-    axes[0].set(xlabel="round", ylabel=f"{' or '.join(sorted(kinds))} {HEADINGS[metric]}")
-    axes[1].set(xlabel="passes per seed, selection included", xscale="log")
-    axes[1].xaxis.set_minor_formatter(NullFormatter())
-    axes[1].legend(fontsize="small")
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    try:
-        figure.savefig(file, dpi=150)
-    except (OSError, ValueError) as error:  # ValueError: a suffix matplotlib does not know
-        raise UserError(f"Cannot write the picture {file}: {error}.") from error
 
 
 def short(number: float) -> str:

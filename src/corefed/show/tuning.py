@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from corefed.base.errors import UserError
-from corefed.base.panels import panels
+from corefed.base.panels import legend_below, panels, save
 from corefed.training.halving import Difference
 from corefed.training.record import EXPERIMENT
 from corefed.training.search_progress import named
@@ -87,7 +87,7 @@ def picture(report: Report, file: Path) -> None:
 
     That of a candidate that dropped out is from the round where it did.
     """
-    figure, axes = panels(len(report["space"]))
+    figure, axes = panels(len(report["space"]), legend=1)
     chosen = report["chosen"]["number"]
     for axis, dimension in zip(axes, report["space"], strict=True):
         place, _ = _places(report, dimension["name"])
@@ -106,9 +106,9 @@ def picture(report: Report, file: Path) -> None:
     axes[0].set(ylabel="validation NLL")
     handles, labels = axes[-1].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    axes[-1].legend(unique.values(), unique.keys(), fontsize="small")
+    legend_below(figure, unique, across=5)
     try:
-        figure.savefig(file, dpi=150)
+        save(figure, file)
     except OSError as error:
         raise UserError(f"Cannot write the picture {file}: {error}.") from error
 

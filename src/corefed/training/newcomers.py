@@ -14,8 +14,8 @@ trains on its own data alone:
 A method that shares nothing (independent) is refused. The newcomer's model has the temperature of
 all clients of the run, or its own, shrunk to that, where it has validation points. How much of its
 own training it keeps is fitted to its points (`shrinking.py`), so that few points do no harm.
-docs/newcomers.md has the measurements behind STEPS, and behind a coreset of at least one minibatch:
-smaller ones save no time per step, and were less accurate.
+docs/newcomers-study.md has the measurements behind STEPS, and behind a coreset of at least one
+minibatch: smaller ones save no time per step, and were less accurate.
 """
 
 from __future__ import annotations
@@ -36,10 +36,17 @@ from corefed.methods import registry
 from corefed.models.network import Model
 from corefed.settings.config import check, to_dict
 from corefed.settings.run import LOCAL, Experiment
-from corefed.training import calibration, client_side, cost, local, reach, shrinking, summaries
+from corefed.training import (
+    calibration,
+    client_side,
+    cost,
+    local,
+    newcomer_scores,
+    reach,
+    shrinking,
+    summaries,
+)
 from corefed.training.augmenting import work_of
-from corefed.training.calibration import Temperatures
-from corefed.training.evaluate import Evaluation, evaluate
 from corefed.training.fitted import Fitted
 from corefed.training.loop import Answer, Line, run_rounds, size_of
 from corefed.training.reach import Reach
@@ -129,7 +136,7 @@ class Joining:
 
     def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:
         setup = self.setup
-        found = _metrics(setup, setup.method, setup.clients, servers[0])
+        found = newcomer_scores.metrics(setup, setup.method, setup.clients, servers[0])
         return found.line(setup.data.labels)
 
 
@@ -215,7 +222,7 @@ def join(
     )  # fmt: skip
     work = work_of(run, data.train.x.shape[2:], experiment.run.data)
     experiment = dataclasses.replace(experiment, run=run)
-    T = _known_temperatures(run.calibrate, model.models, g)
+    T = newcomer_scores.known_temperatures(run.calibrate, model.models, g)
     if share is None:
         share = shrinking.fit(
             method, server, data.train, who,
@@ -242,9 +249,9 @@ def join(
     if "personal" in T:
         T["personal"] = shrinking.temperature(T.get("global", 1.0), T["personal"], share)
     around = {kind: torch.tensor([value], dtype=torch.float64) for kind, value in T.items()}
-    found = _temperatures(setup, server, around)
+    found = newcomer_scores.temperatures(setup, server, around)
     if found is not None and tested:
-        lines[-1] |= _calibration(setup, server, found)
+        lines[-1] |= newcomer_scores.calibrated(setup, server, found)
     about = {**summaries.environment(run.device), "notes": list(data.notes)}
     summary = summaries.summarise(to_dict(experiment), lines, about)
     summary["personalized"] = {
@@ -265,46 +272,6 @@ def _validation_share(data: FederatedData) -> float:
     return held / (held + int(data.train.size.sum()))
 
 
-def _known_temperatures(calibrate: str, kept: Tree, g: int) -> dict[str, float]:
-    """Of a newcomer's and of the shared model; empty of a run that was not calibrated."""
-    names = {"personal": calibration.NEWCOMER, "global": f"{calibration.PREFIX}global"}
-    wanted = {} if calibrate == "off" else names
-    return {kind: float(kept[name][g]) for kind, name in wanted.items() if name in kept}
-
-
-def _temperatures(setup: Setup, server: Tree, around: Tree) -> Temperatures | None:
-    """The newcomer's own, shrunk to those of the run; those of the run without validation points.
-
-    `around` has those of the run; it is empty where the run was not calibrated.
-    """
-    run, data, clients = setup.experiment.run, setup.data, setup.clients
-    if run.calibrate == "off":
-        return None
-    if data.validation is None:
-        return Temperatures(around, around) if around else None
-    slopes = calibration.slopes(
-        clients, setup.method, [server], data.validation, run.rounds, run.evaluate_draws,
-        data.classes, data.unit,
-    )  # fmt: skip
-    pooled = {kind: around.get(kind, calibration.pool(each)) for kind, each in slopes.items()}
-    own = {kind: calibration.own(kind, each, pooled[kind]) for kind, each in slopes.items()}
-    return Temperatures(pooled, own)
-
-
-def _calibration(setup: Setup, server: Tree, found: Temperatures) -> Line:
-    """What the newcomer's line has of its temperatures."""
-    points, T = setup.data.validation, found.clients
-    before, after = (_metrics(setup, setup.method, setup.clients, server, t) for t in ({}, T))
-    if points is None:
-        about = calibration.describe(found, setup.experiment.run.seeds, before, after)
-        return {"calibration": about}
-    raw, validated = (
-        _metrics(setup, setup.method, setup.clients, server, t, points) for t in ({}, T)
-    )
-    about = calibration.describe(found, setup.experiment.run.seeds, before, after, validated)
-    return {"validation": raw.line(setup.data.labels)["metrics"], "calibration": about}
-
-
 def _refuse_divergence(loss: float) -> None:
     if not isfinite(loss):
         raise UserError(
@@ -321,25 +288,9 @@ def _compare(setup: Setup, server: Tree, who: Who, plan: Sequence[int], line: Li
     augment = setup.clients.work.augment
     for trained in adapt(method, start, data.train, [who], plan, run.batch_size, augment):
         clients.private = trained.private
-    for name, value in _metrics(setup, method, clients, start).metrics[0].items():
+    for name, value in newcomer_scores.metrics(setup, method, clients, start).metrics[0].items():
         if name.startswith("personal_"):
             line["metrics"][name.replace("personal", "alone")] = [value]
-
-
-def _metrics(
-    setup: Setup,
-    method: Method,
-    clients: local.LocalClients,
-    server: Tree,
-    temperature: Tree | None = None,
-    points: ClientData | None = None,
-) -> Evaluation:
-    """On these points, by default the test points."""
-    run, data = setup.experiment.run, setup.data
-    return evaluate(
-        clients, method, [server], data.test if points is None else points, run.rounds,
-        run.evaluate_draws, data.classes, data.unit, temperature=temperature,
-    )  # fmt: skip
 
 
 def _alone(experiment: Experiment, network: Model, like: Tree, seed: int) -> tuple[Method, Tree]:

@@ -12,7 +12,7 @@ all points at share s, cross-fitted in this way, the share is its posterior mean
     s = sum_s' s' w_s' / sum_s' w_s',    w_s' = prior(s') exp(L_s').
 
 With few points, or none that tell, it stays near that of the prior; with many it is what fits best.
-Of a calibrated run, log T lies between those of the two models too. docs/newcomers.md has the
+Of a calibrated run, log T lies between those of the two models too. docs/newcomers-study.md has the
 measurements.
 """
 

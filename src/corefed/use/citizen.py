@@ -7,8 +7,8 @@ clients, and points without groups, go to the shared one.
 from __future__ import annotations
 
 import functools
-import html
 from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
@@ -20,9 +20,11 @@ from corefed.data import class_names, frames
 from corefed.data.memory import Array, Clients
 from corefed.data.preparation import Preparation
 from corefed.data.raw import Raw, indices
+from corefed.settings.config import to_dict
+from corefed.settings.run import Experiment
 from corefed.training import fitted, newcomers
 from corefed.training.newcomers import Newcomer
-from corefed.use import newcomer
+from corefed.use import arguments, newcomer, notebook
 from corefed.use.predictor import Predictor, raw_points
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ def not_fitted(words: str) -> UserError:
 class ScikitLearn:
     """Parameters, predictions and scores as scikit-learn calls them."""
 
+    method: str
     groups: str | None
     classes_: Array
     _settings: dict[str, Any]
@@ -81,6 +84,8 @@ class ScikitLearn:
         @property
         def global_(self) -> Predictor: ...
         def _ready(self, kind: str = "") -> Any: ...
+        def _experiment(self) -> Experiment: ...
+        def evaluate(self) -> dict[str, Any]: ...
 
     @value_errors
     def predict(self, X: Any, groups: Any = None) -> Array:
@@ -183,12 +188,21 @@ class ScikitLearn:
         return f"Federation({', '.join(f'{k}={v!r}' for k, v in given.items())})"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{html.escape(name)}</td><td>{html.escape(repr(value))}</td></tr>"
-            for name, value in self.get_params().items()
-        )
-        fitted = "fitted" if self.__sklearn_is_fitted__() else "not fitted"
-        return f"<table><caption>Federation ({fitted})</caption>{rows}</table>"
+        """In a notebook: settings that are not the defaults or, once fitted, how good it is."""
+        if not self.__sklearn_is_fitted__():
+            return notebook.before({"method": self.method, **self._changed()})
+        method = self._ready().experiment.run.method
+        return notebook.after(method, self._names, self.evaluate(), len(self._joined))
+
+    def _changed(self) -> dict[str, Any]:
+        """The given parameters that are not the defaults."""
+        defaults = signature(type(self).__init__).parameters
+        experiment = self._experiment()
+        known = to_dict(experiment)
+        other = arguments.parameters(experiment, None, 0)
+        own = {k: getattr(self, k) for k in OWN if getattr(self, k) != defaults[k].default}
+        given = {k: v for k, v in self._settings.items() if v is not None}
+        return own | {k: v for k, v in given.items() if k in other or k not in known}
 
     def __sklearn_is_fitted__(self) -> bool:
         return getattr(self, "_fitted", None) is not None

@@ -50,6 +50,9 @@ class Federation(ScikitLearn):
     Settings are given by name; `corefed methods NAME --all` lists them: those of every run (rounds,
     local_steps, hidden, ...) and those of the method (fraction, zeta, ...). None means the default.
 
+    In a notebook it shows the settings that are not the defaults and, once fitted, its clients,
+    accuracy, NLL, calibration error and weakest site.
+
     Args:
         method: The method to train; `corefed methods` lists them.
         model: The network: None for a fully connected one (convolutional for points of three axes),

@@ -7,7 +7,7 @@ Nothing is tuned, so no row is used to choose anything.
 
 The newcomer is a site that takes no part: the others train, and it gets a model from a few rows.
 
-Writes real-data.json, from which the tables of docs/real-data.md are made.
+Writes real-data.json, from which the tables of docs/real-data-study.md are made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of docs/real-data.md, from the results of `corefed bench real-data`."""
+"""The tables of docs/real-data-study.md, from the results of `corefed bench real-data`."""
 
 from __future__ import annotations
 

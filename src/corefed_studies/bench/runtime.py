@@ -127,6 +127,6 @@ def beside_full(
         "full data s/round": statistics.median(found["full"]) / rounds,
         "coreset s/round": statistics.median(found["coreset"]) / rounds,
         "ratio": ratio(found["coreset"], found["full"]),
-        "refreshes a client": float(small.clients.report()["refreshes"].mean()),
+        "refreshes per client": float(small.clients.report()["refreshes"].mean()),
         "rounds": rounds * repeats + 1,
     }

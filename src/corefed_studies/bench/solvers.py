@@ -92,7 +92,7 @@ def main(
     (folder / "solvers.json").write_text(json.dumps(figures, indent=1) + "\n")
     (folder / "solvers.md").write_text(text)
     groups = {name: [line for line in lines if line["problem"] == name] for name in CASES}
-    shown = {k: METRICS[k] for k in ("objective", "held_out", "reverse_kl", "seconds")}
+    shown = {k: METRICS[k] for k in ("held_out", "seconds")}
     curves.picture(groups, shown, folder / "solvers.png", floor=1e-7)
     if marked is not None:
         marked.write(text)

@@ -11,6 +11,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from corefed.base.panels import TYPE, WIDTH
+
 INK, QUIET, EMPTY, SELF, WRONG = "#16302f", "#5d7573", "#f0f5f4", "#c9d5d3", "#c2410c"
 TEAL = LinearSegmentedColormap.from_list("teal", ["#d5efec", "#5fb8b0", "#00695c"])
 STYLE: dict[Any, str] = {
@@ -33,18 +35,18 @@ def draw(
     most = max((n for _, _, n in known), default=1)
     size = len(rooms)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 7.6))
+        figure = Figure(figsize=(WIDTH, 6.0))
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set(xlim=(-4.5, size + 0.9), ylim=(size + 0.5, -2.6))
         axes.axis("off")
-        _text(axes, -1.55, -0.3, "files", QUIET, size=8.5, ha="right")
-        _text(axes, -0.2, -0.3, "lines", QUIET, size=8.5, ha="right")
+        _text(axes, -1.55, -0.3, "files", QUIET, size=TYPE, ha="right")
+        _text(axes, -0.2, -0.3, "lines", QUIET, size=TYPE, ha="right")
         for y, (name, files, lines) in enumerate(rooms):
             label = name.removeprefix("corefed_")
-            _text(axes, -2.2, y + 0.5, label, size=11.5, weight="bold", ha="right")
-            _text(axes, -1.55, y + 0.5, f"{files}", QUIET, size=9, ha="right")
-            _text(axes, -0.2, y + 0.5, f"{lines:,}", QUIET, size=9, ha="right")
-            _text(axes, y + 0.4, -0.15, label, size=10.5, rotation=45, ha="left", va="bottom")
+            _text(axes, -2.2, y + 0.5, label, size=TYPE, weight="bold", ha="right")
+            _text(axes, -1.55, y + 0.5, f"{files}", QUIET, size=TYPE, ha="right")
+            _text(axes, -0.2, y + 0.5, f"{lines:,}", QUIET, size=TYPE, ha="right")
+            _text(axes, y + 0.4, -0.15, label, size=TYPE, rotation=45, ha="left", va="bottom")
             _square(axes, y, y, SELF)
             for x in range(y + 1, size):
                 _square(axes, x, y, EMPTY)
@@ -52,9 +54,9 @@ def draw(
             depth = (number / most) ** 0.5
             _square(axes, x, y, TEAL(depth) if x > y else WRONG)
             light = depth > 0.6 or x < y
-            _text(axes, x + 0.5, y + 0.5, str(number), "white" if light else INK, size=10.5)
+            _text(axes, x + 0.5, y + 0.5, str(number), "white" if light else INK, size=TYPE)
         for line, text in enumerate(UP if any(x < y for y, x, _ in known) else DOWN):
-            _text(axes, 0.1, size - 1.6 + 0.65 * line, text, size=11.5, ha="left")
+            _text(axes, 0.1, size - 1.6 + 0.65 * line, text, size=TYPE, ha="left")
         file.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
 

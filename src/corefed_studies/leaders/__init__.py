@@ -8,7 +8,7 @@ points.py      the data of a setting, read once per process
 cells.py       one cell is a method on a setting: tuned, then trained with the seeds that are shown
 running.py     cells side by side until the time is over; a later call goes on
 results.py     one line per part of a cell, and the result file made of them
-report.py      the tables of docs/leaders.md
+report.py      the tables of docs/leaders-study.md
 study.py       the commands `corefed reproduce pfllib`, `niid-bench`, `own-problems`, `cifar10`
 
 `python -m corefed_studies.leaders` trains with torch and numpy alone.

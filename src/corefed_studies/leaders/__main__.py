@@ -1,7 +1,7 @@
 """Train cells with torch and numpy alone: `python -m corefed_studies.leaders pfllib --minutes 8`.
 
 For a machine that only lends its GPU. The tables are made elsewhere, from the file that it writes:
-`corefed reproduce pfllib --from FOLDER/leaders.json --page docs/leaders.md`.
+`corefed reproduce pfllib --from FOLDER/leaders.json --page docs/leaders-study.md`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of docs/leaders.md, from the lines of the study alone."""
+"""The tables of docs/leaders-study.md, from the lines of the study alone."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
+from corefed.base.panels import grid, labelled, legend_below, save
 from corefed.base.tables import markdown_table
 from corefed.coreset import solvers
 from corefed.coreset.problem import Problem, Solution
@@ -181,28 +182,27 @@ def picture(
     path: Path,
     floor: float,
 ) -> None:
-    """Metrics against k: one row per group, one column per metric, one line per solver.
+    """Metrics against k: a panel per metric and group, one line per solver.
 
     A line is the mean over trials, its band the least and the greatest. Values below `floor` are
     rounding and are drawn on it, lest they squeeze everything else into the top of a log scale.
     """
-    from matplotlib.figure import Figure
     from matplotlib.ticker import LogFormatterSciNotation, NullFormatter, ScalarFormatter
 
-    figure = Figure(
-        figsize=(4.2 * len(metrics) + 2.4, 3.3 * len(groups) + 0.3), layout="constrained"
-    )
-    axes = figure.subplots(len(groups), len(metrics), squeeze=False)
-    handles: dict[str, Any] = {}
-    for row, (title, lines) in zip(axes, groups.items(), strict=True):
-        labels = dict.fromkeys(line["solver"] for line in lines)
-        for axis, (metric, name) in zip(row, metrics.items(), strict=True):
-            for order, label in enumerate(labels):
-                style = {"markersize": 4.5, **STYLES.get(label, {"color": f"C{order}"})}
+    across = min(3, len(groups))
+    deep = -(-len(groups) // across)
+    figure, axes = grid(len(metrics) * deep, across, legend=3)
+    for row, (metric, name) in enumerate(metrics.items()):
+        here = axes[row * deep : (row + 1) * deep].ravel()
+        for spare in here[len(groups) :]:
+            spare.set_axis_off()
+        for axis, (title, lines) in zip(here, groups.items(), strict=False):
+            for order, label in enumerate(dict.fromkeys(line["solver"] for line in lines)):
+                style = {"markersize": 4, **STYLES.get(label, {"color": f"C{order}"})}
                 sizes = sorted({line["k"] for line in lines if line["solver"] == label})
                 each = [values(lines, metric, solver=label, k=k) for k in sizes]
                 mean = [max(floor, math.fsum(trials) / len(trials)) for trials in each]
-                (handles[label],) = axis.plot(sizes, mean, label=label, **style)
+                axis.plot(sizes, mean, label=label, **style)
                 low = [max(floor, min(trials)) for trials in each]
                 high = [max(floor, max(trials)) for trials in each]
                 axis.fill_between(sizes, low, high, color=style["color"], alpha=0.1, linewidth=0)
@@ -216,8 +216,8 @@ def picture(
             axis.grid(alpha=0.25)
     for axis in axes[-1]:
         axis.set_xlabel("points in the coreset, k")
-    figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
-    figure.savefig(path, dpi=130)
+    legend_below(figure, labelled(axes.flat))
+    save(figure, path)
 
 
 def _apart(sizes: Sequence[int]) -> list[int]:

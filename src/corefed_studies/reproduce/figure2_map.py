@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from corefed.base import panels as sheets
+
 GRID = 160
 """Cells along each side of the map."""
 
@@ -31,7 +33,6 @@ def draw(
     """
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     low, high = where.amin(0), where.amax(0)
@@ -50,10 +51,7 @@ def draw(
     light = ListedColormap(colormaps["YlGnBu_r"](torch.linspace(0.4, 1, 64).tolist()))
     levels = MaxNLocator(14).tick_values(float(bounds[0]), float(bounds[1]))
     aspect = 1 / float(torch.deg2rad(latitude.mean()).cos())  # a degree of latitude is longer
-    shape = float((high - low)[0] / (high - low)[1]) / aspect
-    width = min(6.0, max(2.0, 4.2 * shape)) + 0.2
-    figure = Figure(figsize=(width * len(panels) + 1.4, 5.2), layout="constrained")
-    axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+    figure, axes = sheets.panels(len(panels), height=3.6)
     for axis, (title, _, w), z in zip(axes, panels, heights, strict=True):
         filled = axis.contourf(longitude, latitude, z, levels=levels, cmap=light, extend="both")
         axis.contour(longitude, latitude, z, levels=levels, colors="white", linewidths=0.4)
@@ -63,6 +61,6 @@ def draw(
         axis.scatter(*where[here].T, s=area, color="black", alpha=0.7, linewidths=0, zorder=3)
         axis.set(title=title, xlabel="longitude")
         axis.set_aspect(aspect)
-    axes[0].set_ylabel("latitude")
+        axis.set_ylabel("latitude")
     figure.colorbar(filled, ax=axes, label="posterior mean of log10 price", shrink=0.85)
-    figure.savefig(path, dpi=130)
+    sheets.save(figure, path)

@@ -32,9 +32,9 @@ def reproduce(name: str, scale: str, folder: Path, console: Console) -> None:
     experiments = {k: resolve(flags=published({**common, **f})) for k, f in KINDS.items()}
     curves = read_or_compute(folder / "kl.json", lambda: divergences(experiments))
     (folder / f"{name}.json").write_text(json.dumps({"kl": curves}, indent=1) + "\n")
-    label = "KL(q_w || q), nats a parameter"
+    label = "KL(q_w || q), nats per parameter"
     picture(curves, folder / f"{name}.png", label=label, scale="log", style=_style)
-    text = ["KL(q_w || q), nats a parameter, mean over clients and seeds", "", *table(curves, 4)]
+    text = ["KL(q_w || q), nats per parameter, mean over clients and seeds", "", *table(curves, 4)]
     (folder / f"{name}.md").write_text("\n".join(text) + "\n")
 
 

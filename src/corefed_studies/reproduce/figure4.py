@@ -28,7 +28,7 @@ def reproduce(name: str, scale: str, folder: Path, console: Console) -> None:
     (folder / f"{name}.json").write_text(json.dumps({"loss": curves}, indent=1) + "\n")
     label = "training loss a datum"
     picture(curves, folder / f"{name}.png", label=label, scale="linear", style=_style)
-    title = "E_q of the negative log-likelihood of all training data, nats a datum"
+    title = "E_q of the negative log-likelihood of all training data, nats per datum"
     (folder / f"{name}.md").write_text("\n".join([title, "", *table(curves, 3)]) + "\n")
 
 

@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 
 from corefed.base import files
-from corefed.base.panels import panels
+from corefed.base.panels import labelled, legend_below, panels, save
 from corefed.base.progress import track
 from corefed.base.rng import SERVER, Streams, Who, generator
 from corefed.base.types import ClientData
@@ -254,7 +254,7 @@ def _cell(result: Measured, metric: str, factor: float) -> str:
 def draw(found: Results, path: Path) -> None:
     """Accuracy against the number of own points; bands are one standard deviation."""
     sets = list(dict.fromkeys(result["data"] for result in found.values()))
-    figure, axes = panels(len(sets))
+    figure, axes = panels(len(sets), legend=3)
     styles = {
         "personalised": ("tab:blue", "-"), "personalised, coreset": ("tab:cyan", "--"),
         "personalised, 10 %": ("tab:purple", ":"), SHARED: ("black", "-"),
@@ -273,7 +273,10 @@ def draw(found: Results, path: Path) -> None:
             axis.plot(sizes, mean, line, color=color, marker=".", label=row)
             low, high = ([m + s * d for m, d in zip(mean, std, strict=True)] for s in (-1, 1))
             axis.fill_between(sizes, low, high, color=color, alpha=0.08)
-        axis.set(title=data, xlabel="own training points", ylabel="accuracy %", xscale="log")
+        axis.set(title=data, xlabel="own training points", xscale="log")
+        axis.set_xticks(sizes, list(map(str, sizes)))
+        axis.set_xticks([], minor=True)
         axis.grid(alpha=0.3)
-    axes[-1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, dpi=150)
+    axes[0].set_ylabel("accuracy %")
+    legend_below(figure, labelled(axes), across=3)
+    save(figure, path)

@@ -12,7 +12,7 @@ from typing import Unpack
 
 from rich.console import Console
 
-from corefed.base.panels import panels
+from corefed.base.panels import labelled, legend_below, panels, save
 from corefed.base.passes import FORWARD
 from corefed.training.summaries import over_seeds
 from corefed_studies.pages import Table
@@ -105,7 +105,7 @@ def _passes(result: Result) -> float:
 def draw(found: Results, path: Path) -> None:
     """Personal accuracy against rounds, a panel per data set; bands are one std over seeds."""
     columns = list(dict.fromkeys(column for _, column in found))
-    figure, axes = panels(len(columns))
+    figure, axes = panels(len(columns), legend=3)
     for axis, data in zip(axes, columns, strict=True):
         for (row, column), result in found.items():
             if column != data or "curve" not in result or row.split()[0] not in STYLES:
@@ -121,7 +121,8 @@ def draw(found: Results, path: Path) -> None:
             low = [m - d for m, d in zip(mean, std, strict=True)]
             high = [m + d for m, d in zip(mean, std, strict=True)]
             axis.fill_between(curve["round"], low, high, color=color, alpha=0.08)
-        axis.set(title=data, xlabel="round", ylabel="personal accuracy %")
+        axis.set(title=data, xlabel="round")
         axis.grid(alpha=0.3)
-    axes[-1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, dpi=150)
+    axes[0].set_ylabel("personal accuracy %")
+    legend_below(figure, labelled(axes), across=3)
+    save(figure, path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from corefed.base import rng
-from corefed.base.panels import panels
+from corefed.base.panels import panels, save
 from corefed.base.tables import markdown_table
 from corefed.base.types import Tree
 from corefed.training.setup import Setup
@@ -48,10 +48,10 @@ def picture(
     scale: str,
     style: Callable[[str], dict[str, Any]],
 ) -> None:
-    figure, (axis,) = panels(1)
+    figure, (axis,) = panels(1, height=3.6)
     for name, curve in curves.items():
         axis.plot(range(1, len(curve) + 1), curve, label=name, **style(name))
     axis.set(xlabel="round", ylabel=label, yscale=scale)
     axis.legend(frameon=False)
     axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
+    save(figure, path)

@@ -38,7 +38,7 @@ def _markdown(
 
 
 def _held_out(found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
-    columns = ("", "data", "error on fresh draws", "refreshes a client", "s/round")
+    columns = ("", "data", "error on fresh draws", "refreshes per client", "s/round")
     body = [
         [
             row,
@@ -82,7 +82,8 @@ def reproduce_solvers(name: str, scale: str, folder: Path, console: Console) -> 
     for metric in ("personal_accuracy", "global_accuracy"):
         text += [f"**{metric.replace('_', ' ')} (%)**", "", *_markdown(found, metric), ""]
     text += ["**personal NLL**", "", *_markdown(found, "personal_nll", 1.0), ""]
-    text += ["**error of the coreset on fresh draws, seconds a round**", "", *_held_out(found), ""]
+    text += ["**error of the coreset on fresh draws, and seconds per round**"]
+    text += ["", *_held_out(found), ""]
     (folder / "solvers.md").write_text("\n".join(text))
 
 

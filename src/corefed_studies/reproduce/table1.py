@@ -94,7 +94,7 @@ def make_tables(found: Results) -> Sequence[Table]:
         rows = [_row(found, row, data) for row, column in found if column == data]
         columns = (
             "", "personal: paper", "ours", "difference", "global: paper", "ours", "difference",
-            "localised", f"against {REFERENCE}", "NLL",
+            "localized", f"against {REFERENCE}", "NLL",
         )  # fmt: skip
         laid.append(Table(title(found, data), columns, rows, _note(found, data)))
     return laid
@@ -105,7 +105,7 @@ def _row(found: Results, row: str, data: str) -> list[str]:
         return [row, *["failed"] * 9]
     printed = TABLE_1.get((row, data), NOTHING)
     key, reference = (row, data), (REFERENCE, data)
-    personal, global_, localised = (
+    personal, global_, localized = (
         results.metric(found, key, f"{model}_accuracy")
         for model in ("personal", "global", "localized")
     )
@@ -120,7 +120,7 @@ def _row(found: Results, row: str, data: str) -> list[str]:
         _printed(printed.global_),
         results.percent(global_),
         _difference(global_, printed.global_),
-        results.percent(localised),
+        results.percent(localized),
         "" if row == REFERENCE else results.against(personal or global_, other),
         f"{sum(nll) / len(nll):.3f}" if nll else "-",
     ]

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 from rich.console import Console
 
-from corefed.base.panels import panels
+from corefed.base.panels import labelled, legend_below, panels, save
 from corefed.training.summaries import over_seeds
 from corefed_studies.pages import Table
 from corefed_studies.reproduce import results, table1, tables
@@ -65,7 +65,7 @@ def reproduce_figure5(
 def make_tables(found: Results) -> Sequence[Table]:
     columns = (
         "", "paper: accuracy", "rounds", "ours: last accuracy", "rounds to target",
-        "of full data's", "MB a client to target", "points through gradients to target",
+        "of full data's", "MB per client to target", "points through gradients to target",
     )  # fmt: skip
     laid = []
     for data in dict.fromkeys(column for _, column in found):
@@ -135,7 +135,7 @@ def _share(each: Sequence[float], full: Sequence[float]) -> str:
 def draw(found: Results, path: Path) -> None:
     """Personal accuracy against rounds; bands are one standard deviation over seeds."""
     columns = list(dict.fromkeys(column for _, column in found))
-    figure, axes = panels(len(columns))
+    figure, axes = panels(len(columns), legend=2)
     for axis, data in zip(axes, columns, strict=True):
         lowest = []
         for row in ROWS:
@@ -154,11 +154,12 @@ def draw(found: Results, path: Path) -> None:
         goal = target(found, data)
         if goal is not None:
             axis.axhline(100 * goal, color="0.5", linewidth=0.8, linestyle=":")
-        axis.set(title=data, xlabel="round", ylabel="personal accuracy %")
+        axis.set(title=data, xlabel="round")
         axis.set_ylim(bottom=min(lowest, default=0.0))
         axis.grid(alpha=0.3)
-    axes[-1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, dpi=150)
+    axes[0].set_ylabel("personal accuracy %")
+    legend_below(figure, labelled(axes), across=3)
+    save(figure, path)
 
 
 def _style(row: str) -> dict[str, Any]:

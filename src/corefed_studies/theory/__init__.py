@@ -14,7 +14,7 @@ Definitions and lemmas count through in the same way: Definition 1 is the Hellin
 Definition 2 holds r_n, xi_n and epsilon_n, Definition 3 the same for n_k.
 
 `quantities` and `theorems` take numbers or numpy arrays and know nothing of torch; `hellinger` and
-`certificate` work on a posterior's draws. `docs/theory.md` says what survives, and why.
+`certificate` work on a posterior's draws. `docs/theory-study.md` says what survives, and why.
 """
 
 from __future__ import annotations

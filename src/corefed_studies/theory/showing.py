@@ -19,7 +19,7 @@ from rich.text import Text
 
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.base.panels import panels
+from corefed.base.panels import panels, save
 from corefed.show import report
 from corefed_studies.theory import figures
 from corefed_studies.theory.figures import Curves, Quantity
@@ -235,10 +235,10 @@ def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def picture(setting: TheorySetting, curves: Curves) -> bytes:
     """Bounds and rates against k, and Im(w, k) in both forms."""
-    figure, (errors, im) = panels(2)
+    figure, (errors, im) = panels(2, height=3.9)
     figure.suptitle(
         f"n = {setting.n:,}, T = {setting.parameter_count:,.0f}, beta = {setting.beta:g}, "
-        f"Lambda = {setting.Lambda:g}; unknown constants as given: shapes, not levels"
+        f"Lambda = {setting.Lambda:g}\nunknown constants as given: shapes, not levels"
     )
     for values, label, style in (
         (curves.bound, "bound of Eq. 18", "C3-"),
@@ -250,17 +250,20 @@ def picture(setting: TheorySetting, curves: Curves) -> bytes:
     errors.axhline(1, color="0.4", linewidth=1, linestyle=":")
     errors.annotate(
         "above: says nothing", (0.98, 1), xycoords=("axes fraction", "data"),
-        va="bottom", ha="right", fontsize="x-small", color="0.4",
+        va="bottom", ha="right", color="0.4",
     )  # fmt: skip
     errors.set(xscale="log", yscale="log", xlabel="k", ylabel="error", title="Error against k")
     im.plot(curves.k, curves.im, "C4-", label="as printed")
     im.plot(curves.k, curves.im_per_point, "C5-", label="1/n kept")
     im.axhline(0, color="0.4", linewidth=1, linestyle=":")
-    im.set(xscale="log", xlabel="k", title=r"$\Im(w, k)$ of Theorem 1: full minus coreset")
+    im.set(xscale="log", xlabel="k", title=r"$\Im(w, k)$ of Theorem 1, full minus coreset")
     for axis in (errors, im):
         axis.axvline(setting.n_k, color="0.7", linewidth=1, label=f"$n_k$ = {setting.n_k:,}")
-        axis.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
+        axis.legend(
+            loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2, frameon=False,
+            columnspacing=1, handlelength=1.2, handletextpad=0.5,
+        )  # fmt: skip
         axis.grid(alpha=0.3)
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=150, format="png")
+    save(figure, buffer, format="png")
     return buffer.getvalue()

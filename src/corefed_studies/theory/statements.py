@@ -1,8 +1,8 @@
 """Which statement of the paper holds for given numbers, and why: one row each.
 
 `holds` is True or False where the numbers decide, or where a statement holds or fails whatever they
-are, and None where it holds under a condition that they do not decide. `docs/theory.md` has proofs
-and counter-examples, `tests/studies/test_theory_statements.py` has both as tests.
+are, and None where it holds under a condition that they do not decide. `docs/theory-study.md` has
+proofs and counter-examples, `tests/studies/test_theory_statements.py` has both as tests.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from corefed.base.errors import UserError, install
-from corefed.show import report
+from corefed.show import curves, report
 from corefed.show.tracking import MARKS, LoggedRound, Outcome
 
 FLUSH = 5
@@ -82,7 +82,7 @@ class Writer:
 
         with TemporaryDirectory() as folder:
             picture = Path(folder) / "curves.png"
-            report.plot(report.load([self._folder]), picture)
+            curves.plot(report.load([self._folder]), picture)
             pixels = imread(picture)
         self._writer.add_image("learning_curves", pixels, self._last, dataformats="HWC")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from corefed.base.panels import grid, labelled, legend_below, save
 from corefed_studies.reproduce.rates.slopes import (
     CORESET,
     FULL,
@@ -38,12 +39,9 @@ def draw(found: Results, path: Path) -> None:
     Bands are one standard deviation over seeds. The green line has the predicted slope and goes
     through the first point.
     """
-    from matplotlib.figure import Figure
-
     shown = problems(found)
     deep = -(-len(shown) // ACROSS)
-    figure = Figure(figsize=(3.6 * min(ACROSS, len(shown)), 5.8 * deep), layout="constrained")
-    axes = figure.subplots(2 * deep, min(ACROSS, len(shown)), squeeze=False)
+    figure, axes = grid(2 * deep, min(ACROSS, len(shown)), legend=3)
     for place, problem in enumerate(shown):
         band, column = divmod(place, ACROSS)
         above, below = axes[2 * band, column], axes[2 * band + 1, column]
@@ -57,17 +55,16 @@ def draw(found: Results, path: Path) -> None:
         if whole:
             best = whole[-1]["metrics"]["error"]["mean"]
             below.axhline(best, color="black", lw=0.8, label="all points")
-        title = f"beta {problem[0]:g}, Lambda {problem[1]}: slope -{rate:.2f}"
+        title = rf"$\beta$ {problem[0]:g}, $\Lambda$ {problem[1]}: slope -{rate:.2f}"
         above.set(title=title, xlabel="points n")
-        below.set(xlabel=f"points of the subset n_k, n = {whole[-1]['n'] if whole else ''}")
+        below.set(xlabel=f"n_k, of {whole[-1]['n'] if whole else ''} points")
         _scales(above, [r["n"] for r in whole], first=column == 0)
         _scales(below, [r["k"] for r in along_k(found, ONCE, problem)], first=column == 0)
-    lines = {str(line.get_label()): line for axis in axes[:2, 0] for line in axis.lines}
-    figure.legend(lines.values(), lines, loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, labelled(axes[:2, 0]), across=3)
     for axis in axes.flat:
         if not axis.lines:
             axis.set_axis_off()
-    figure.savefig(path, dpi=110)
+    save(figure, path)
 
 
 def _scales(axis: Any, sizes: Sequence[int], *, first: bool) -> None:
@@ -85,7 +82,7 @@ def _line(axis: Any, cells: Sequence[Result], size: str, row: str) -> None:
     std = np.array([s["std"] for s in spreads])
     color, line, marker = STYLES[row]
     where = [r[size] for r in cells]
-    axis.plot(where, mean, line, color=color, marker=marker, markersize=4, label=row)
+    axis.plot(where, mean, line, color=color, marker=marker, markersize=3.5, label=row)
     axis.fill_between(where, np.maximum(mean - std, mean / 10), mean + std, color=color, alpha=0.1)
 
 

@@ -181,7 +181,7 @@ def _against_random(found: Results) -> pages.Table:
     )
     cells = len(problems(found)) * len(sizes)
     note = (
-        "Geometric means over seeds; p of the paired t-test of logarithms, one test a cell. With "
+        "Geometric means over seeds; p of the paired t-test of logarithms, one test per cell. With "
         f"p < {SURE:g}, of {cells} cells: {'; '.join(told)}."
     )
     return pages.Table(title, columns, rows, note)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from corefed.base.panels import panels
+from corefed.base.panels import labelled, legend_below, panels, save
 from corefed_studies.reproduce.results import Results
 from corefed_studies.reproduce.selectors.report import at, local_steps, percents, unit
 from corefed_studies.reproduce.selectors.study import (
@@ -51,21 +51,15 @@ TENTH = 10
 def draw(found: Results, problem: StudyProblem, path: Path) -> None:
     """One panel for each number of local steps, then the learning curves over seconds."""
     steps = local_steps(found, problem)
-    figure, axes = panels(len(steps) + 1)
-    figure.set_size_inches(4.6 * len(axes) + 0.6, 4.7)  # with room for a legend below
+    figure, axes = panels(len(steps) + 1, height=3.0, legend=3)
     for axis, each in zip(axes, steps, strict=False):
         _fractions(axis, found, problem, each)
     _learning(axes[-1], found, problem, steps[0])
     axes[0].set_ylabel(f"personal {unit(found, problem)}")
     figure.suptitle(problem.label)
-    lines = {str(line.get_label()): line for axis in axes for line in axis.lines
-             if not str(line.get_label()).startswith("_")}  # fmt: skip
-    order = [row for row in ROWS if row in lines]
-    figure.legend(
-        [lines[row] for row in order], order, loc="outside lower center", frameon=False,
-        ncols=min(6, len(order)),
-    )  # fmt: skip
-    figure.savefig(path, dpi=130)
+    lines = labelled(axes)
+    legend_below(figure, {row: lines[row] for row in ROWS if row in lines})
+    save(figure, path)
 
 
 def _fractions(axis: Any, found: Results, problem: StudyProblem, steps: int) -> None:
@@ -84,7 +78,7 @@ def _fractions(axis: Any, found: Results, problem: StudyProblem, steps: int) -> 
             _band(axis, where, means, style)
         if row in MAIN:
             inside += [mean.value for mean in means]
-    axis.set(title=f"{steps} local steps a round", xscale="log", xlabel="% of the data")
+    axis.set(title=f"{steps} steps per round", xscale="log", xlabel="% of the data")
     axis.set_xticks(shown, list(map(str, shown)))
     axis.set_xticks([], minor=True)
     axis.grid(alpha=0.3)
@@ -93,7 +87,7 @@ def _fractions(axis: Any, found: Results, problem: StudyProblem, steps: int) -> 
 
 def _line(axis: Any, x: Sequence[float], y: Sequence[float], style: Style, label: str) -> None:
     axis.plot(
-        x, y, style.line, color=style.color, marker=style.marker, markersize=5,
+        x, y, style.line, color=style.color, marker=style.marker, markersize=4,
         linewidth=style.width, label=label, zorder=2 + style.width,
     )  # fmt: skip
 
@@ -129,8 +123,8 @@ def _learning(axis: Any, found: Results, problem: StudyProblem, steps: int) -> N
         axis.plot(spent[-1], mean[-1], "o", color=style.color, markersize=5)
         late += mean[len(mean) // 5 :]
     axis.set(
-        title=f"{percent} %, {steps} local steps a round",
-        xlabel="million examples, selection included",
+        title=f"{percent} %, {steps} steps per round",
+        xlabel="million passes, with selection",
     )
     axis.grid(alpha=0.3)
     _limits(axis, late)

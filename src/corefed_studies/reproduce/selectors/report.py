@@ -146,10 +146,10 @@ def folded_tables(found: Results, problem: StudyProblem) -> list[Table]:
 
 FIGURES = {
     "NLL / ECE of the personal model": ("metrics", "personal_nll", "personal_ece"),
-    "error of the coreset on fresh draws / refreshes a client": (
+    "error of the coreset on fresh draws / refreshes per client": (
         "coreset", "held_out_error", "refreshes",
     ),
-    "seconds of training, all seeds / millions of examples through gradients, a seed": (
+    "seconds of training, all seeds / millions of examples through gradients, per seed": (
         "cost", "seconds", "examples",
     ),
 }  # fmt: skip
@@ -170,7 +170,7 @@ def _grid(found: Results, problem: StudyProblem, steps: int, what: str, shown: S
 
 
 def _title(problem: StudyProblem, steps: int, what: str) -> str:
-    return f"{problem.label}, {steps} local steps a round: {what}"
+    return f"{problem.label}, {steps} local steps per round: {what}"
 
 
 def _heads(columns: Sequence[int]) -> list[str]:

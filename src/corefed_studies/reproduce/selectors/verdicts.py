@@ -165,7 +165,7 @@ def costs(found: Results) -> dict[str, str]:
     """What is counted, and in words; the work of selections only where it was recorded."""
     words = {"seconds": "seconds", "examples": "examples through gradients"}
     if any("selection_examples" in result.get("cost", {}) for result in found.values()):
-        words["passes"] = "these and a third for each forward pass of a selection"
+        words["passes"] = "gradients and selection (a forward pass is a third of a gradient)"
     return words
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from corefed.show import distinguish
 from corefed.show.contrast import Contrast
+from corefed.show.curves import curve
 from corefed.show.page import charts, paired
 from corefed.show.page.content import (
     DASH,
@@ -35,7 +36,6 @@ from corefed.show.page.gather import (
 )
 from corefed.show.page.sections import learning
 from corefed.show.pairs import FEWEST_SEEDS
-from corefed.show.report import curve
 from corefed.training.cost import of_summary
 
 COSTS = {

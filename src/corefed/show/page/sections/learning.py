@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from corefed.show.curves import EvaluatedRound, curve
 from corefed.show.page import charts
 from corefed.show.page.content import (
     Figure,
@@ -22,7 +23,6 @@ from corefed.show.page.gather import (
     score_name,
     score_text,
 )
-from corefed.show.report import EvaluatedRound, curve
 from corefed.training.cost import of_summary
 from corefed.training.record import MODELS
 
