@@ -44,10 +44,15 @@ def gradient(
     with torch.enable_grad():
         loss = weighted_nll(model, theta, batch)
         (by_theta,) = torch.autograd.grad(loss.sum(), theta)  # clients do not interact
+    return loss.detach(), *_over_draws(by_theta, noise)
+
+
+def _over_draws(by_theta: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients in (mu, sigma) from those in theta [C, K, P]."""
     by_sigma = by_theta * noise
     if noise.shape[1] == 1:
-        return loss.detach(), by_theta.squeeze(1), by_sigma.squeeze(1)
-    return loss.detach(), by_theta.sum(1), by_sigma.sum(1)
+        return by_theta.squeeze(1), by_sigma.squeeze(1)
+    return by_theta.sum(1), by_sigma.sum(1)
 
 
 def scored_gradient(
@@ -72,7 +77,7 @@ def scored_gradient(
     real = share > 0
     squares = (by_output.square().sum(-1) * size).mean(1)
     squares = torch.where(real, squares / torch.where(real, share, 1.0).square(), 0.0)
-    return loss.detach(), by_theta.sum(1), (by_theta * noise).sum(1), squares
+    return loss.detach(), *_over_draws(by_theta, noise), squares
 
 
 def gradients(
