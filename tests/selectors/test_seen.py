@@ -138,12 +138,12 @@ def test_without_room_no_point_is_passed_through_the_network() -> None:
         assert ((weight > 0).sum(-1) == look.k).all() and torch.equal(memory, look.memory)
 
 
-def test_the_room_is_five_percent_of_training() -> None:
+def test_the_room_is_two_percent_of_training() -> None:
     """Training costs 3 forward passes for each point and draw; at most all points are looked at."""
     steps, n = torch.tensor([20.0, 20.0, 0.0, 500.0]), torch.tensor([1000, 1000, 1000, 60])
     points = torch.tensor([100, 10, 100, 6])
-    assert seen.room(steps, points, 1, n).tolist() == [300, 30, 0, 60]
-    assert seen.room(steps, points, 2, n).tolist() == [600, 60, 0, 60]
+    assert seen.room(steps, points, 1, n).tolist() == [120, 12, 0, 60]
+    assert seen.room(steps, points, 2, n).tolist() == [240, 24, 0, 60]
 
 
 # The draw
@@ -222,7 +222,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_and_selection_is_counted(
         assert torch.equal(mine[name], theirs[name]), name
     assert "held_out_error" not in whole.summary["coreset"]  # a measurement looks at all points
     looked, passes = (whole.summary["cost"][name] for name in ("selection_examples", "passes"))
-    assert 0 < looked / 3 <= 0.05 * (passes - looked / 3)
+    assert 0 < looked / 3 <= 0.02 * (passes - looked / 3)
     assert (mine["subset.owed"] > 0).sum() > (mine["subset.weight"] > 0).sum()
 
 
