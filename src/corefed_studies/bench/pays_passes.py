@@ -28,7 +28,7 @@ from corefed.settings.config import resolve
 from corefed.training.loop import run_rounds
 from corefed.training.rounds import Simulation
 from corefed.training.setup import prepare
-from corefed_studies.reproduce.cells import Flags
+from corefed_studies.reproduce.cells import Flags, published
 from corefed_studies.reproduce.selectors import study as cells
 
 Row = dict[str, Any]
@@ -199,14 +199,7 @@ class Spent:
 
 def of_cell(spot: cells.Spot, own: Flags, seeds: Sequence[int]) -> Row:
     """A cell of `bench selectors`, evaluated at its end."""
-    problem = cells.problem_of(spot.problem)
-    rounds = problem.rounds[spot.steps]
-    flags = {
-        **problem.flags, **own, "fraction": spot.percent / 100, "seeds": tuple(seeds),
-        "local_steps": spot.steps, "rounds": rounds, "evaluate_every": rounds,
-        "checkpoint_every": 0, "compile": "off",
-    }  # fmt: skip
-    setup = prepare(resolve(None, cells.published(flags)))
+    setup = prepare(resolve(None, dict(flags_of(spot, own, seeds))))
     lines: list[Row] = []
     run_rounds(setup.method, Simulation(setup), setup.servers, setup.experiment.run, lines)
     metrics = lines[-1]["metrics"]
@@ -214,6 +207,18 @@ def of_cell(spot: cells.Spot, own: Flags, seeds: Sequence[int]) -> Row:
     looked = sum(sum(line.get("selection_examples", [0.0])) for line in lines) / 3
     total = sum(sum(line["passes"]) for line in lines)
     return {"metric": metric, "values": metrics[metric], "selection": looked / (total - looked)}
+
+
+def flags_of(spot: cells.Spot, own: Flags, seeds: Sequence[int]) -> Flags:
+    problem = cells.problem_of(spot.problem)
+    rounds = problem.rounds[spot.steps]
+    return published(
+        {
+            **problem.flags, **own, "fraction": spot.percent / 100, "seeds": tuple(seeds),
+            "local_steps": spot.steps, "rounds": rounds, "evaluate_every": rounds,
+            "checkpoint_every": 0, "compile": "off",
+        }
+    )  # fmt: skip
 
 
 # --- what is made of rows -------------------------------------------------------------------------
