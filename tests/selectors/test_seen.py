@@ -141,9 +141,13 @@ def test_without_room_no_point_is_passed_through_the_network() -> None:
 def test_the_room_is_two_percent_of_training() -> None:
     """Training costs 3 forward passes for each point and draw; at most all points are looked at."""
     steps, n = torch.tensor([20.0, 20.0, 0.0, 500.0]), torch.tensor([1000, 1000, 1000, 60])
-    points = torch.tensor([100, 10, 100, 6])
-    assert seen.room(steps, points, 1, n).tolist() == [120, 12, 0, 60]
-    assert seen.room(steps, points, 2, n).tolist() == [240, 24, 0, 60]
+    points, mask = torch.tensor([100, 10, 100, 6]), torch.arange(1000) < n.unsqueeze(-1)
+    unseen = torch.full((4, 1000), -1.0)
+    assert seen.room(steps, points, 1, unseen, mask).tolist() == [120, 12, 0, 60]
+    assert seen.room(steps, points, 2, unseen, mask).tolist() == [240, 24, 0, 60]
+    unseen[mask] = 5.0  # all were seen: it saves up for a quarter of them
+    assert seen.room(steps, points, 1, unseen, mask).tolist() == [0, 0, 0, 60]
+    assert seen.room(3 * steps, points, 1, unseen, mask).tolist() == [360, 0, 0, 60]
 
 
 # The draw

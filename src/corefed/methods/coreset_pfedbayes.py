@@ -175,7 +175,7 @@ def on_coreset(
             state["before"] = private["q"].clone()
         if learns:
             state["unseen"] = torch.full_like(data.weight, -1.0)  # local steps; -1: never seen
-            state["since"] = torch.zeros_like(never)  # local steps since the last selection
+            state["since"] = torch.zeros_like(never)  # local steps since points were last looked at
         return state
 
     def select(state: Tree, working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
@@ -272,13 +272,14 @@ def on_coreset(
         )
         if learns:
             trained = k[here].clamp_max(work.batch)
-            room = seen.room(state["since"][here], trained, config.monte_carlo, part.size)
-            look = look._replace(unseen=state["unseen"][here], room=room)
+            unseen, since = state["unseen"][here], state["since"][here]
+            room = seen.room(since, trained, config.monte_carlo, unseen, look.mask)
+            look = look._replace(unseen=unseen, room=room)
         weight, owed = selectors.get(config.selector)(look)
         if learns:  # a score that has changed is of a point that was looked at
             fresh = owed != state["owed"][here]
-            state["unseen"][here] = state["unseen"][here].masked_fill(fresh, 0.0)
-            state["since"][here] = 0.0
+            state["unseen"][here] = unseen.masked_fill(fresh, 0.0)
+            state["since"][here] = since.masked_fill(room > 0, 0.0)
             state["looked"][here] += room
         state["weight"][here], state["owed"][here] = weight, owed
         state["refreshes"][here] += 1
