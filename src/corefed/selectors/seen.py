@@ -31,7 +31,8 @@ from corefed.selectors import gradients, sampling
 from corefed.selectors.frame import Choice, Look
 
 ALLOWED = 0.02
-"""Passes of selection over passes of training, at most. Five in a hundred gave no better points."""
+"""Passes of selection over passes of training, at most. On MNIST (10 %, two
+seeds) 0.05 gave no better points."""
 
 WORTH = 0.25
 """Part of the points from which on a look is worth its draw of the weights."""
