@@ -57,6 +57,9 @@ def bench(
             "and pfl take several, each with its own --from. tables: another checkout to measure.",
         ),
     ] = None,
+    parts: Annotated[
+        str, typer.Option(help="pays: only these parts, with commas, such as nuts,passes.")
+    ] = "",
 ) -> None:
     """Measure speed, memory and quality on this machine."""
     _check_scale(scale)
@@ -65,7 +68,7 @@ def bench(
         raise UserError(f"--rounds is {rounds}; it must be at least 1.")
     benchmarks.main(
         name, device=device, out=out, scale=scale, page=page, jobs=jobs, rounds=rounds,
-        sources=tuple(sources or ()),
+        sources=tuple(sources or ()), parts=tuple(part for part in parts.split(",") if part),
     )  # fmt: skip
 
 

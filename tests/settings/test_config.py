@@ -336,6 +336,8 @@ def test_but_not_those_of_anything_else(key: str) -> None:
         (["max_iterations=5"], "preset=matching"),
         (["preset=matching", "floor=0.5"], "selector=calibrated"),
         (["selector=craig", "bound=2"], "selector=calibrated"),
+        (["selector=seen", "bound=2"], "selector=calibrated"),
+        (["selector=random", "floor=0.5"], "selector=calibrated"),
     ],
 )
 def test_a_setting_of_another_selector_is_refused(given: list[str], mended: str) -> None:

@@ -41,12 +41,12 @@ def test_rows_are_kept_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         pays_nuts.SETTINGS, "quick", pays_nuts.Setting((40,), 1, 1, ("logistic", "poisson"), ())
     )
     with pytest.raises(KeyboardInterrupt):
-        pays.main("quick", tmp_path, CONSOLE, "cpu")
+        pays.main("quick", tmp_path, CONSOLE, "cpu", parts=["nuts"])
     kept = json.loads((tmp_path / "pays.json").read_text())
     assert [row["set"] for row in kept["nuts"]] == ["logistic"]
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- bench pays: begin -->\n<!-- bench pays: end -->\nafter\n")
-    pays.main("quick", tmp_path, CONSOLE, "cpu", page=page)
+    pays.main("quick", tmp_path, CONSOLE, "cpu", page=page, parts=["nuts"])
     assert calls == ["logistic", "poisson", "poisson"]  # what was measured is not measured again
     assert "| poisson | 40 | 50 | 1.5 | 1.5 + 1.5 | 1.5x |" in page.read_text()
     pays.main("quick", None, CONSOLE, "cpu", page=page, source=tmp_path)

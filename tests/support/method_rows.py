@@ -91,6 +91,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "coreset-pfedbayes": [
         {"check_every": 2, "refresh_every": 3},
         {"pool": 0.7, "around": "path", "moved": 0.01, "refresh_every": 2},
+        {"selector": "seen", "refresh_every": 2},
     ],
 }
 """More rows of a method than its defaults and its presets."""
@@ -98,6 +99,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 STEPS: dict[str, list[dict[str, Any]]] = {
     "pfedbayes": [{"optimizer": "ivon", "bayesian": "layer-1", "eta_1": 0.05}],
     "shared-start": [{"optimizer": "ivon", "fusion": "precision", "zeta": 1.0}],
+    "coreset-shared-start": [{"selector": "seen", "refresh_every": 2}],
     "bnfed": [{"sigma": 0.1, "growth": 1, "optimizer": "sgd", "learning_rate": 0.05}],
     "per-fedavg": [{"variant": "exact", "alpha": 0.1, "clip": 0.5}],
     "fedprox": [{"optimizer": "momentum", "learning_rate": 0.01, "proximal": 2.0}],

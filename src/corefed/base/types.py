@@ -118,6 +118,8 @@ class Subset(NamedTuple):
     free: bool = False  # selecting takes no pass through the network
     sizes: Callable[[Sequence[int]], list[int]] | None = None  # numbers of points -> of those with
     # a weight, where one follows from the other; None: counted
+    learn: Callable[[Tree, Tensor], Tree] | None = None  # (state, seen [C, 2, n + 1]) -> state: of
+    # each point the sum of info["squares"] over local steps, and in how many it was; see `tally`
 
 
 class Traits(NamedTuple):
@@ -153,7 +155,7 @@ class Method(NamedTuple):
     begin: Callable[[Tree, Tree, ClientData, Streams], Tree]  # (broadcast, private, data, streams)
     # -> working
     step: Callable[[Tree, Batch, Tensor], tuple[Tree, Tree]]  # (working, batch, noise) -> (working,
-    # info); info["loss"] is [C]
+    # info); info["loss"] is [C], info["squares"] [C, b] where a subset learns from the steps
     end: Callable[[Tree, Tree], tuple[Tree, Tree]]  # (broadcast, working) -> (message, private)
     aggregate: Callable[[Tree, Update], Tree]  # (server, update) -> server
     models: Callable[[Tree, Tree, ClientData], dict[str, Tree]]  # (broadcast, private, training

@@ -113,6 +113,15 @@ def gather(data: ClientData, chosen: Plan, augment: Augment | None = None) -> It
         )
 
 
+def tally(seen: Tensor, at: Tensor, scale: Tensor, squares: Tensor) -> None:
+    """Add the squares [C, b] of a step's points to seen [C, 2, n + 1]: their sums, and counts.
+
+    Padding, whose scale is 0, goes to the last column.
+    """
+    at = torch.where(scale > 0, at, seen.shape[-1] - 1).unsqueeze(1).expand(-1, 2, -1)
+    seen.scatter_add_(2, at, torch.stack([squares, torch.ones_like(squares)], 1))
+
+
 def parts(batch: Batch, number: int) -> list[Batch]:
     """The minibatches of a step of a method with `batches` = number."""
     return [Batch(*fields) for fields in zip(*(f.chunk(number, 1) for f in batch), strict=True)]

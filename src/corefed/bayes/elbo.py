@@ -44,10 +44,40 @@ def gradient(
     with torch.enable_grad():
         loss = weighted_nll(model, theta, batch)
         (by_theta,) = torch.autograd.grad(loss.sum(), theta)  # clients do not interact
+    return loss.detach(), *_over_draws(by_theta, noise)
+
+
+def _over_draws(by_theta: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients in (mu, sigma) from those in theta [C, K, P]."""
     by_sigma = by_theta * noise
     if noise.shape[1] == 1:
-        return loss.detach(), by_theta.squeeze(1), by_sigma.squeeze(1)
-    return loss.detach(), by_theta.sum(1), by_sigma.sum(1)
+        return by_theta.squeeze(1), by_sigma.squeeze(1)
+    return by_theta.sum(1), by_sigma.sum(1)
+
+
+def scored_gradient(
+    model: Model, mu: Tensor, sigma: Tensor, batch: Batch, noise: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`gradient`, and of each point the squared norm of its last-layer gradient, [C, b].
+
+    With residual r_j = d log p(D_j) / d output and features h_j that is ||r_j||^2 (||h_j||^2 + 1),
+    the mean over the K draws. Both are there in the pass that is made anyway: no other is needed.
+    A model without a linear head has ||r_j||^2. 0 on padding.
+    """
+    theta = torch.addcmul(mu.unsqueeze(1), sigma.unsqueeze(1), noise).requires_grad_()
+    both = (model.head and model.head.both) or model.forward
+    with torch.enable_grad():
+        whole = both(theta, batch.x)
+        features, output = whole.split([whole.shape[-1] - model.outputs, model.outputs], -1)
+        log_p = model.likelihood.log_prob(theta, output, batch.y.unsqueeze(1))
+        loss = -(log_p * batch.scale.unsqueeze(1)).sum(-1).mean(-1)
+        by_theta, by_output = torch.autograd.grad(loss.sum(), (theta, output))
+    size = features.detach().square().sum(-1) + 1.0  # [C, K, b]; 1 without features
+    share = batch.scale / noise.shape[1]  # what a point's gradient was multiplied by
+    real = share > 0
+    squares = (by_output.square().sum(-1) * size).mean(1)
+    squares = torch.where(real, squares / torch.where(real, share, 1.0).square(), 0.0)
+    return loss.detach(), *_over_draws(by_theta, noise), squares
 
 
 def gradients(

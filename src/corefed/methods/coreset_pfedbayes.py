@@ -39,7 +39,7 @@ from corefed.bayes.batches import batches, noises
 from corefed.methods import pfedbayes
 from corefed.models.layer_masks import bayesian_entries
 from corefed.models.network import Model
-from corefed.selectors import guard, quality, renewal
+from corefed.selectors import guard, quality, renewal, seen
 from corefed.selectors.frame import Look, trim
 from corefed.selectors.kl_rows import kl_term
 from corefed.selectors.matching import groups, matched_potentials, solve
@@ -124,8 +124,9 @@ def check_coreset(config: OnCoreset) -> None:
 
 
 def build(config: Config, model: Model) -> Method:
-    base = pfedbayes.build(config, model)
     printed = config if config.preset == "paper" else None
+    scored = printed is None and selectors.look_up(config.selector).learns
+    base = pfedbayes.build(config, model, scored=scored)
     return on_coreset(
         config, model, base._replace(name="coreset-pfedbayes"), lambda w: (w["q"], w["z"]), printed,
         bayesian_entries(model, config.bayesian),
@@ -148,9 +149,10 @@ def on_coreset(
     how, when = config.selection, config.renewal
     cost = renewal.selection_cost("calibrated", model, how)
     remembers = when.moved > 0 or how.around == "path"  # the posterior at the last selection
+    learns = not printed and selectors.look_up(config.selector).learns
     # Has k points, never fewer.
-    exact = not printed and config.selector == "calibrated" and how.in_turn and how.pool == 1
-    recordable = exact and (  # no shape depends on values, and the system has a ridge
+    turns = not printed and config.selector == "calibrated" and how.in_turn and how.pool == 1
+    recordable = turns and (  # no shape depends on values, and the system has a ridge
         how.match == "potentials" and how.around == "posterior" and how.shrink > 0
         and when.moved == when.stale == 0
     )  # fmt: skip
@@ -171,6 +173,9 @@ def on_coreset(
             state["looked"] = torch.zeros_like(never)
         if remembers:
             state["before"] = private["q"].clone()
+        if learns:
+            state["unseen"] = torch.full_like(data.weight, -1.0)  # local steps; -1: never seen
+            state["since"] = torch.zeros_like(never)  # local steps since points were last looked at
         return state
 
     def select(state: Tree, working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
@@ -195,6 +200,8 @@ def on_coreset(
             found = measure(state, q, data, k, streams, check & ~due & ~whole)
             due = due | (found.over_uniform > when.stale)
         measured = due & (check | (when.stale > 0))
+        if learns and when.stale == 0:  # a measurement is a pass over all points
+            measured = torch.zeros_like(due)
         # One look at the device: all that the host has to know.
         told = torch.stack([due, measured, whole, answer["fresh"], k]).tolist()
         rows = [row for row, yes in enumerate(told[0]) if yes]
@@ -202,7 +209,7 @@ def on_coreset(
         if replay is not None and together and guard.fits_at_once(data):
             choose_again(state, q, data, streams, k, max(told[4]), replay)
         else:
-            choose(state, working, data, k, streams, rows)
+            choose(state, working, data, k, streams, rows, work)
         if any(told[1]):
             found = measure(state, q, data, k, streams, measured)
             worse = found.error > found.uniform
@@ -243,8 +250,9 @@ def on_coreset(
         state |= {name: value.clone() for name, value in found.items()}
 
     def choose(
-        state: Tree, working: Tree, data: ClientData, k: Tensor, streams: Streams, rows: list[int]
-    ) -> None:
+        state: Tree, working: Tree, data: ClientData, k: Tensor, streams: Streams,
+        rows: list[int], work: Work,
+    ) -> None:  # fmt: skip
         """The coresets of some clients, by the selector."""
         if not rows:
             return
@@ -262,7 +270,18 @@ def on_coreset(
             how,
             before,
         )
-        state["weight"][here], state["owed"][here] = selectors.get(config.selector)(look)
+        if learns:
+            trained = k[here].clamp_max(work.batch)
+            unseen, since = state["unseen"][here], state["since"][here]
+            room = seen.room(since, trained, config.monte_carlo, unseen, look.mask)
+            look = look._replace(unseen=unseen, room=room)
+        weight, owed = selectors.get(config.selector)(look)
+        if learns:  # a score that has changed is of a point that was looked at
+            fresh = owed != state["owed"][here]
+            state["unseen"][here] = unseen.masked_fill(fresh, 0.0)
+            state["since"][here] = since.masked_fill(room > 0, 0.0)
+            state["looked"][here] += room
+        state["weight"][here], state["owed"][here] = weight, owed
         state["refreshes"][here] += 1
         passes = renewal.passes(config.selector, model, how, part.size, k[here])
         state["looked"][here] += passes * part.size
@@ -299,11 +318,22 @@ def on_coreset(
         return state
 
     def after(state: Tree, steps: int) -> Tree:
-        return {**state, "age": state["age"] + steps, "checked": state["checked"] + steps}
+        state = {**state, "age": state["age"] + steps, "checked": state["checked"] + steps}
+        if learns:
+            unseen = state["unseen"]
+            state["unseen"] = torch.where(unseen < 0, unseen, unseen + steps)
+            state["since"] = state["since"] + steps
+        return state
+
+    def learn(state: Tree, passed: Tensor) -> Tree:
+        """What the local steps have seen of their points (`selectors/seen.py`)."""
+        owed, unseen = seen.learnt(state["owed"], state["unseen"], passed)
+        return {**state, "owed": owed, "unseen": unseen}
 
     def report(state: Tree) -> Tree:
-        shown = {name: state[name] for name in ("held_out_error", "over_uniform", "refreshes")}
-        return {**shown, "size": (state["weight"] > 0).sum(-1)}
+        shown = ("held_out_error", "over_uniform") if not learns or when.stale > 0 else ()
+        numbers = {name: state[name] for name in (*shown, "refreshes")}
+        return {**numbers, "size": (state["weight"] > 0).sum(-1)}
 
     subset = Subset(
         init,
@@ -313,7 +343,8 @@ def on_coreset(
         every=0 if printed else renewal.question_interval(when),
         report=report,
         cost=None if printed else lambda state: state["looked"],
-        sizes=(lambda sizes: subset_sizes(sizes, config.fraction)) if exact else None,
+        sizes=(lambda sizes: subset_sizes(sizes, config.fraction)) if turns or learns else None,
+        learn=learn if learns else None,
     )
     # Preset paper trains some of the clients in a call again, where a setting per client is not.
     traits = base.traits._replace(stackable=not printed)

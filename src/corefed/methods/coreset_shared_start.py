@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from corefed import selectors
+from corefed.base.errors import UserError
 from corefed.base.settings import Part
 from corefed.base.types import Method
 from corefed.methods import shared_start
@@ -37,9 +39,15 @@ class Config(shared_start.Config):
 def check(config: Config) -> None:
     shared_start.check(config)
     check_coreset(config)
+    if config.personal == "own" and selectors.look_up(config.selector).learns:
+        raise UserError(
+            f"selector {config.selector} learns from the steps of one posterior, and personal=own "
+            "trains two; use personal=steps, or another selector."
+        )
 
 
 def build(config: Config, model: Model) -> Method:
-    base = shared_start.build(config, model)._replace(name="coreset-shared-start")
+    scored = selectors.look_up(config.selector).learns
+    base = shared_start.build(config, model, scored=scored)._replace(name="coreset-shared-start")
     mask = bayesian_entries(model, config.bayesian)
     return on_coreset(config, model, base, shared_start.posteriors, mask=mask)

@@ -103,7 +103,8 @@ def check(config: Config) -> None:
         raise UserError("zeta is 0 with optimizer=ivon, which needs a prior; give zeta a value.")
 
 
-def build(config: Config, model: Model) -> Method:
+def build(config: Config, model: Model, *, scored: bool = False) -> Method:
+    """`scored`: steps also tell the squared norms of their points' last-layer gradients."""
     scale = model.scale() if config.by_layer else None
     mask = bayesian_entries(model, config.bayesian)
     newton = config.optimizer == "ivon"
@@ -136,7 +137,13 @@ def build(config: Config, model: Model) -> Method:
             noise = noise * real
 
         # q: one step on Eq. 9, likelihood by back-propagation, KL in closed form.
-        loss, by_mu, by_sigma = elbo.gradient(model, q[:, 0], sigma_q, batch, noise)
+        info: Tree = {}
+        if scored:
+            info["loss"], by_mu, by_sigma, info["squares"] = elbo.scored_gradient(
+                model, q[:, 0], sigma_q, batch, noise
+            )
+        else:
+            info["loss"], by_mu, by_sigma = elbo.gradient(model, q[:, 0], sigma_q, batch, noise)
         sigma_z = gaussian.sigma(z[:, 1])
         if newton:
             reference = (z[:, 0], sigma_z.pow(-2), prior)
@@ -159,7 +166,7 @@ def build(config: Config, model: Model) -> Method:
         if real is not None:
             gradient[:, 1] *= real
         localized.update(z, gradient, optim.under("z.", working))
-        return working, {"loss": loss}
+        return working, info
 
     def end(broadcast: Tree, working: Tree) -> tuple[Tree, Tree]:
         dropped = ("sigma", "prior")

@@ -136,7 +136,8 @@ def check(config: Config) -> None:
         )
 
 
-def build(config: Config, model: Model) -> Method:
+def build(config: Config, model: Model, *, scored: bool = False) -> Method:
+    """`scored`: steps also tell the squared norms of their points' last-layer gradients."""
     scale = model.scale() if config.by_layer else None
     mask = bayesian_entries(model, config.bayesian)
     widths, personal = optim.adam(config.width_rate), optim.adam(config.personal_rate, scale)
@@ -186,14 +187,19 @@ def build(config: Config, model: Model) -> Method:
         if real is not None:
             noise = noise * real
         sigma = gaussian.sigma(rho)
+        info: Tree = {}
         if own:
-            loss, by_mu, by_sigma = together(working, batch, noise, real)
+            info["loss"], by_mu, by_sigma = together(working, batch, noise, real)
+        elif scored:
+            info["loss"], by_mu, by_sigma, info["squares"] = elbo.scored_gradient(
+                model, mu, sigma, batch, noise
+            )
         else:
-            loss, by_mu, by_sigma = elbo.gradient(model, mu, sigma, batch, noise)
+            info["loss"], by_mu, by_sigma = elbo.gradient(model, mu, sigma, batch, noise)
         if config.optimizer == "ivon":
             prior, state = (0.0, precision, k), optim.under("state.", working)
             ivon.update(mu, rho, (by_mu, by_sigma), prior, config.learning_rate, state, real)
-            return working, {"loss": loss}
+            return working, info
         by_mu = by_mu + k * precision * mu
         if config.control:
             by_mu += working["correction"]
@@ -204,7 +210,7 @@ def build(config: Config, model: Model) -> Method:
         widths.update(
             rho, by_rho if real is None else by_rho * real, optim.under("state.", working)
         )
-        return working, {"loss": loss}
+        return working, info
 
     def together(
         working: Tree, batch: Batch, noise: Tensor, real: Tensor | None

@@ -126,7 +126,8 @@ def cnn(
     flat = channels[-1] * height * width
     top = mlp((flat, *hidden, likelihood.outputs), likelihood)
     assert top.head is not None
-    head = top.head
+    head, both = top.head, top.head.both
+    assert both is not None
     square = kernel**2
     lengths = [
         length
@@ -175,6 +176,7 @@ def cnn(
             head.width,
             slice(below + head.weight.start, below + head.weight.stop),
             slice(below + head.bias.start, below + head.bias.stop),
+            lambda theta, x: through(theta, x, both),
         ),
         activation=activation,
         scale=cache(lambda: scale_for([*zip(sizes, fan_ins, strict=True)], likelihood.extra)),

@@ -42,6 +42,7 @@ class Head(NamedTuple):
     width: int  # h
     weight: slice  # where [outputs, h] lies in theta
     bias: slice
+    both: Forward | None = None  # features and outputs of one pass, [C, K, n, h + outputs]
 
 
 class Model(NamedTuple):
@@ -81,14 +82,17 @@ def mlp(widths: Sequence[int], likelihood: Likelihood, mean_square: float = PIXE
     size = offset + likelihood.extra
     lengths = [part.stop - part.start for layer in layers for part in layer[:2]]
 
-    def hidden(theta: Tensor, x: Tensor, upto: int) -> Tensor:
+    def hidden(theta: Tensor, x: Tensor, upto: int, *, below: bool = False) -> Tensor:
+        """The output of a layer; with `below` beside its input, along the last axis."""
         clients, draws = theta.shape[:2]
         # One split, whose backward pass is one concatenation; slices would each add a full vector.
         parts = theta.split([*lengths, likelihood.extra], -1)
         h = x.flatten(2)  # [C, n, d]: the first layer's input is shared by all draws
+        under = h.unsqueeze(1).expand(-1, draws, -1, -1)
         for index, (_, _, fan_in, fan_out) in enumerate(layers[:upto]):
             w = parts[2 * index].unflatten(-1, (fan_out, fan_in))  # [C, K, out, in]
             b = parts[2 * index + 1]  # [C, K, out]
+            under = under if index == 0 else h
             if index == 0:  # one product for all K draws
                 h = torch.baddbmm(b.flatten(1).unsqueeze(1), h, w.flatten(1, 2).mT)
                 h = h.unflatten(-1, (draws, fan_out)).movedim(2, 1)
@@ -102,7 +106,7 @@ def mlp(widths: Sequence[int], likelihood: Likelihood, mean_square: float = PIXE
                 ).unflatten(0, (clients, draws))
             if index < len(layers) - 1:
                 h = h.relu() if h.requires_grad else h.relu_()
-        return h
+        return torch.cat([under, h], -1) if below else h
 
     def features(theta: Tensor, x: Tensor) -> Tensor:
         if len(layers) == 1:
@@ -119,7 +123,13 @@ def mlp(widths: Sequence[int], likelihood: Likelihood, mean_square: float = PIXE
         forward=lambda theta, x: hidden(theta, x, len(layers)),
         init=init,
         likelihood=likelihood,
-        head=Head(features, fan_in, weight, bias),
+        head=Head(
+            features,
+            fan_in,
+            weight,
+            bias,
+            lambda theta, x: hidden(theta, x, len(layers), below=True),
+        ),
         widths=tuple(widths),
         scale=cache(
             lambda: scale_for(
@@ -163,16 +173,22 @@ def from_module(
             output: Tensor = functional_call(module, {**parameters, **fixed}, (x,))
         return output
 
-    def call_features(theta: Tensor, x: Tensor) -> Tensor:
+    def call_to_head(theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         inputs: list[Tensor] = []
         hook = module.get_submodule(last).register_forward_pre_hook(
             lambda layer, arguments: inputs.append(arguments[0])
         )
         try:
-            call(theta, x)
+            output = call(theta, x)
         finally:
             hook.remove()
-        return inputs[0]
+        return inputs[0], output
+
+    def call_features(theta: Tensor, x: Tensor) -> Tensor:
+        return call_to_head(theta, x)[0]
+
+    def call_both(theta: Tensor, x: Tensor) -> Tensor:
+        return torch.cat(call_to_head(theta, x), -1)
 
     head = None
     if last:
@@ -181,7 +197,10 @@ def from_module(
         weight = slice(before, before + named[f"{last}.weight"].numel())
         bias = slice(weight.stop, weight.stop + likelihood.outputs)
         width = named[f"{last}.weight"].shape[1]
-        head = Head(_in_blocks(_stacked(call_features), activation), width, weight, bias)
+        head = Head(
+            _in_blocks(_stacked(call_features), activation), width, weight, bias,
+            _in_blocks(_stacked(call_both), activation),
+        )  # fmt: skip
 
     def init(g: torch.Generator, std: float) -> Tensor:
         return with_noise(torch.cat([p.reshape(-1) for p in named.values()]), likelihood)

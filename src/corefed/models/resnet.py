@@ -89,7 +89,8 @@ def resnet(shape: tuple[int, int, int], channels: Sequence[int], likelihood: Lik
     below = sum(lengths)
     top = mlp((channels[-1], likelihood.outputs), likelihood)
     assert top.head is not None
-    head = top.head
+    head, both = top.head, top.head.both
+    assert both is not None
     activation = _activation(shape, blocks)
 
     def through(theta: Tensor, x: Tensor, follow: Forward) -> Tensor:
@@ -133,6 +134,7 @@ def resnet(shape: tuple[int, int, int], channels: Sequence[int], likelihood: Lik
             head.width,
             slice(below + head.weight.start, below + head.weight.stop),
             slice(below + head.bias.start, below + head.bias.stop),
+            lambda theta, x: through(theta, x, both),
         ),
         activation=activation,
         scale=cache(scale),

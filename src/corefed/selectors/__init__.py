@@ -25,6 +25,7 @@ class Entry(NamedTuple):
     random: bool = False  # another seed selects other points
     fewer: bool = False  # may select fewer than k points
     remembers: bool = False  # uses the memory of its last selection
+    learns: bool = False  # its memory is written by the steps of training (`seen.py`)
 
 
 HERE = "corefed.selectors"
@@ -36,6 +37,14 @@ SELECTORS: dict[str, Entry] = {
         passes=None,
         random=True,
         remembers=True,
+    ),
+    "seen": Entry(
+        f"{HERE}.seen",
+        "select",
+        "drawn by gradient norms that training has seen, without a pass of its own",
+        passes=0.0,
+        random=True,
+        learns=True,
     ),
     "matching": Entry(
         f"{HERE}.matching",

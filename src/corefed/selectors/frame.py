@@ -34,6 +34,9 @@ class Look(NamedTuple):
     before: Tensor | None = None  # [C, 2, P] the posteriors at the last selection, where kept
     most: int = 0  # the largest k, where the host knows it and every client has a memory: then no
     # shape depends on values, and nothing is read back from a GPU
+    unseen: Tensor | None = None  # [C, n] local steps since a point was last passed through the
+    # network, -1: never; for a selector that learns
+    room: Tensor | None = None  # [C] points that such a selector may pass through the network
 
     @property
     def mask(self) -> Tensor:

@@ -63,6 +63,8 @@ def take_clients(look: Look, rows: list[int]) -> Look:
         memory=look.memory[here][:, : data.weight.shape[1]],
         streams=look.streams.subset(rows),
         before=None if look.before is None else look.before[here],
+        unseen=None if look.unseen is None else look.unseen[here][:, : data.weight.shape[1]],
+        room=None if look.room is None else look.room[here],
     )
 
 

@@ -100,15 +100,28 @@ def inclusion(scores: Tensor, mask: Tensor, k: Tensor, floor: float = FLOOR) -> 
     return torch.where(certain, 1.0, c * p).clamp(0.0, 1.0) * mask
 
 
-def draw(pi: Tensor, k: Tensor, mask: Tensor, streams: Streams, purpose: str) -> Tensor:
+def draw(
+    pi: Tensor,
+    k: Tensor,
+    mask: Tensor,
+    streams: Streams,
+    purpose: str,
+    group: Tensor | None = None,
+) -> Tensor:
     """[C, n] bool: k_i points of each client, point j with probability pi_j exactly.
 
     pi [C, n] sums to k_i. Systematic sampling (Madow 1949): the points are laid end to end in
     random order, each as long as its pi_j. Those that cover one of u, u + 1, .., u + k - 1 are
     taken, for a uniform u on [0, 1). With equal pi this is a simple random sample.
+
+    With `group` [C, n] the order is random within groups, one group after the other. Then each
+    group has its expected number of points, rounded up or down.
     """
     words = streams.words(f"sample/{purpose}", mask.shape[-1]).squeeze(1)
     order = words.masked_fill(~mask, torch.iinfo(words.dtype).max).argsort(-1)  # padding is last
+    if group is not None:
+        group = group.masked_fill(~mask, torch.iinfo(group.dtype).max)
+        order = order.gather(-1, group.gather(-1, order).argsort(stable=True))
     u = streams.uniform(f"sample/{purpose}/start", 1).double()  # 24 bits: k + u is exact
     length = (pi * mask).double().gather(-1, order)
     certain = length >= 1

@@ -52,14 +52,14 @@ class Selection:
     """What a point's inclusion probability follows (selector calibrated): the norm of its
     last-layer gradient, the norm of its potentials, its loss, or nothing."""
     floor: Annotated[Part, ABLATION] = 0.3
-    """Part of the inclusion probabilities that is equal for all points (selector calibrated). No
-    point is drawn with a weight above n / (k floor)."""
+    """Part of the inclusion probabilities that is equal for all points (selectors calibrated and
+    seen). No point is drawn with a weight above n / (k floor)."""
     in_turn: Annotated[bool, ABLATION] = True
     """Carry a skipped point's inclusion probability over to the next selection; if false, draw
     each selection independently (selector calibrated)."""
     balance: Annotated[bool, ABLATION] = True
-    """Carry over by class as well, so that each class has its share of every selection (selector
-    calibrated)."""
+    """Carry over by class as well, so that each class has its share of every selection (selectors
+    calibrated and seen)."""
     shrink: Annotated[NotNegative, ABLATION] = 0.1
     """Ridge that pulls weights towards those they were drawn with, or a solver's towards n/k; 0:
     none."""
@@ -79,9 +79,10 @@ class Selection:
 
 USED_BY = {
     "calibrated": ("score", "floor", "in_turn", "balance", "bound"),
+    "seen": ("floor", "balance"),
     "matching": ("solver", "max_iterations"),
 }
-"""Settings that one selector uses and no other."""
+"""Settings that only these selectors use."""
 
 
 def refuse_unused(selector: str, given: Selection) -> None:
@@ -89,7 +90,8 @@ def refuse_unused(selector: str, given: Selection) -> None:
     for owner, names in USED_BY.items():
         for name in names:
             value = getattr(given, name)
-            if owner != selector and value != getattr(Selection, name):
+            used = name in USED_BY.get(selector, ())
+            if not used and value != getattr(Selection, name):
                 raise UserError(
                     f"{name} is {value}, but selector {selector} does not use it; leave it out, or "
                     f"take {'preset' if owner == 'matching' else 'selector'}={owner}."

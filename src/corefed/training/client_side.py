@@ -14,10 +14,12 @@ from torch import Tensor
 
 from corefed.base.rng import Streams
 from corefed.base.types import Augment, ClientData, Method, Tree, Work
-from corefed.bayes.batches import Plan, changing, gather, noises, plan
+from corefed.bayes.batches import Plan, changing, gather, noises, plan, tally
 
 SUBSET = "subset."
 """Prefix of a subset's tensors in a client's private state."""
+SEEN = "seen"
+"""In a working state, between two selections: what a subset learns from the steps (`tally`)."""
 
 
 class Trained(NamedTuple):
@@ -74,10 +76,14 @@ def step_by_step(
     """The steps of a plan: the working state after them, and the summed losses [C]."""
     loss = torch.zeros(len(data.weight), device=data.weight.device)
     noise = noises(streams, method.noise, chosen.at.shape[1] // chosen.each)
-    for minibatch in gather(data, chosen, augment):
+    seen = working.pop(SEEN, None)  # a method never sees it
+    for number, minibatch in enumerate(gather(data, chosen, augment)):
         working, info = method.step(working, minibatch, next(noise))
         loss += info["loss"]
-    return working, loss
+        if seen is not None:
+            at = chosen.at[:, number * chosen.each : (number + 1) * chosen.each].flatten(1)
+            tally(seen, at, minibatch.scale, info["squares"])
+    return working if seen is None else {**working, SEEN: seen}, loss
 
 
 def train(
@@ -113,10 +119,14 @@ def train(
             weight = subset.weights(state)
             follow = subset.sizes
             sizes = (weight > 0).sum(-1).tolist() if follow is None else follow(points)
+            if subset.learn is not None:
+                working[SEEN] = data.weight.new_zeros(len(weight), 2, weight.shape[1] + 1)
         working, summed = take_steps(method, working, Points(data, weight, sizes), streams, steps)
         loss += summed
         if subset is not None:
             state = subset.after(state, steps)
+            if subset.learn is not None:
+                state = subset.learn(state, working.pop(SEEN))
         examples += steps * method.traits.passes * torch.tensor(sizes).clamp_max(work.batch)
         done += steps
     message, changed = method.end(broadcast, working)

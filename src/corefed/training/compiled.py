@@ -31,8 +31,8 @@ from corefed.base.rng import Streams
 from corefed.base.shown import say
 from corefed.base.types import Batch, ClientData, Method, Tree, Work
 from corefed.bayes import augment as augmenting
-from corefed.bayes.batches import changing, noises, plan
-from corefed.training.client_side import Points, TakeSteps, step_by_step
+from corefed.bayes.batches import changing, noises, plan, tally
+from corefed.training.client_side import SEEN, Points, TakeSteps, step_by_step
 from corefed.training.replayed import Replays
 
 Build = Callable[[Mapping[str, Tensor]], Method]
@@ -251,10 +251,14 @@ class _Program:
                 scale.index_select(0, step).squeeze(0),
             )
             now = dict(zip(names, working, strict=True))
+            seen = now.pop(SEEN, None)  # a method never sees it
             after, info = method.step(dict(now), batch, noise)
             for name, value in now.items():
                 if after[name] is not value:
                     value.copy_(after[name])
+            if seen is not None:  # [C, 2, n + 1]
+                at = (rows % (seen.shape[-1] - 1)).unflatten(0, (clients, -1))
+                tally(seen, at, batch.scale, info["squares"])
             loss.add_(info["loss"])
             step.add_(1)
             return (info["loss"],)

@@ -88,8 +88,8 @@ NAMES = {
     ),
     "pays": Benchmark(
         "pays", "main",
-        "where a coreset pays: NUTS on all data and on a coreset; paper is an hour",
-        ("page", "source"), files=True,
+        "where a coreset pays: NUTS, and passes and seconds of training; paper is an hour",
+        ("page", "source", "parts"), files=True,
     ),
     "submodular": Benchmark(
         "submodular", "submodular", "greedy selection, beside submodlib where it is installed",
@@ -117,6 +117,7 @@ def main(
     jobs: int | None = None,
     rounds: int | None = None,
     sources: Sequence[Path] = (),
+    parts: Sequence[str] = (),
 ) -> None:
     """Run one benchmark and show what it measured; with `out`, write its numbers there as JSON."""
     if name not in NAMES:
@@ -127,6 +128,7 @@ def main(
         "page": page,
         "jobs": jobs,
         "rounds": rounds,
+        "parts": parts,
         "source" if one else "sources": sources,
     }
     given = {key: value for key, value in given.items() if value is not None and value != ()}
