@@ -97,6 +97,8 @@ class Work(NamedTuple):
     batch: int  # b
     augment: Augment | None = None  # None: points are trained on as they are
     replay: Replay | None = None  # for what is the same in every round, where that saves time
+    points: int = 0  # that a subset shall have, or all there are; 0: as many as the method says
+    passes: float = 0.0  # that one client's round may take, selection included; 0: no bound
 
 
 class Subset(NamedTuple):
@@ -116,6 +118,7 @@ class Subset(NamedTuple):
     cost: Callable[[Tree], Tensor] | None = None  # state -> [C] forward passes of points spent on
     # selecting so far; None: not counted
     free: bool = False  # selecting takes no pass through the network
+    look: float = 0.0  # forward passes per point that one selection takes at most
     sizes: Callable[[Sequence[int]], list[int]] | None = None  # numbers of points -> of those with
     # a weight, where one follows from the other; None: counted
 

@@ -182,7 +182,8 @@ def on_coreset(
         def ask(given: Tree, _: Streams) -> Tree:
             n = (given["points"] > 0).sum(-1)
             every = renewal.interval(when, cost, n, work, config.monte_carlo)
-            return renewal.ask(when, given, n, subset_size(n, config.fraction), every)
+            size = subset_size(n, config.fraction, work.points)
+            return renewal.ask(when, given, n, size, every)
 
         if replay is None:
             answer = ask({**asked, "points": data.weight}, streams)
@@ -207,7 +208,7 @@ def on_coreset(
             found = measure(state, q, data, k, streams, measured)
             worse = found.error > found.uniform
             if when.stale > 0 and bool(worse.any()):  # weights that lose to uniform ones: given up
-                plain = uniform(data, config.fraction, streams)
+                plain = uniform(data, config.fraction, streams, work.points)
                 state["weight"] = torch.where(worse.unsqueeze(-1), plain, state["weight"])
                 state["owed"] = torch.where(worse.unsqueeze(-1), owed, state["owed"])
                 state["over_uniform"] = state["over_uniform"].masked_fill(worse, 1.0)
@@ -313,6 +314,7 @@ def on_coreset(
         every=0 if printed else renewal.question_interval(when),
         report=report,
         cost=None if printed else lambda state: state["looked"],
+        look=renewal.selection_cost(config.selector, model, how) + quality.passes(model, how, when),
         sizes=(lambda sizes: subset_sizes(sizes, config.fraction)) if exact else None,
     )
     # Preset paper trains some of the clients in a call again, where a setting per client is not.

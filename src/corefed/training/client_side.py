@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.types import Augment, ClientData, Method, Tree, Work
+from corefed.base.types import Augment, ClientData, Method, Subset, Tree, Work
 from corefed.bayes.batches import Plan, changing, gather, noises, plan
+from corefed.training.allowance import Allowance, first
 
 SUBSET = "subset."
 """Prefix of a subset's tensors in a client's private state."""
@@ -93,7 +94,8 @@ def train(
     """One round of C clients: begin, (select, steps) until R steps are done, end.
 
     `take_steps` is how steps are taken; one by one where it is not given. `sizes` are the clients'
-    numbers of points, where they are known: reading them from a GPU takes time.
+    numbers of points, where they are known: reading them from a GPU takes time. A client whose
+    passes are bounded is alone in its call: it ends when no further step fits, but takes one.
     """
     take_steps = take_steps or one_by_one(work)
     own, state = _own(private), {name: v.clone() for name, v in _state(private).items()}
@@ -105,14 +107,19 @@ def train(
     loss = torch.zeros(len(data.weight), device=data.weight.device)
     points = sizes = data.size.tolist() if sizes is None else sizes
     examples = torch.zeros(len(data.weight), dtype=torch.int64)
+    allowance = Allowance(method, state, work) if work.passes else None
     done = 0
     while done < work.steps:
         steps = min(segment, work.steps - done)
-        if subset is not None:
+        room = not done or allowance is None or allowance.has_room(first(points), first(sizes))
+        if subset is not None and room:  # otherwise it is reselected in the next round
             state = subset.select(state, working, data, streams, work)
             weight = subset.weights(state)
-            follow = subset.sizes
-            sizes = (weight > 0).sum(-1).tolist() if follow is None else follow(points)
+            sizes = _sizes(subset, weight, points, work)
+        if allowance is not None:
+            steps = allowance.take(steps, state, first(sizes), least=0 if done else 1)
+            if steps == 0:
+                break
         working, summed = take_steps(method, working, Points(data, weight, sizes), streams, steps)
         loss += summed
         if subset is not None:
@@ -121,7 +128,15 @@ def train(
         done += steps
     message, changed = method.end(broadcast, working)
     private = {**own, **changed, **_named(state)}
-    return Trained(message, private, loss / work.steps, examples)
+    return Trained(message, private, loss / done, examples)
+
+
+def _sizes(subset: Subset, weight: Tensor, points: Sequence[int], work: Work) -> Sequence[int]:
+    """How many points of each client have a weight."""
+    if subset.sizes is None:
+        counted: list[int] = (weight > 0).sum(-1).tolist()
+        return counted
+    return [min(n, work.points) for n in points] if work.points else subset.sizes(points)
 
 
 def models(method: Method, broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
