@@ -155,6 +155,9 @@ def on_coreset(
         and when.moved == when.stale == 0
     )  # fmt: skip
 
+    look = renewal.selection_cost(config.selector, model, how)
+    look += quality.passes(model, how, when) if when.stale > 0 else 0.0
+
     def init(private: Tree, data: ClientData) -> Tree:
         """One row per client; nobody has a coreset yet."""
         never = torch.full_like(data.weight[:, 0], -1.0)
@@ -195,6 +198,8 @@ def on_coreset(
         if when.stale > 0:
             found = measure(state, q, data, k, streams, check & ~due & ~whole)
             due = due | (found.over_uniform > when.stale)
+        if work.passes is not None:  # short of time: nothing is measured that is only recorded
+            check = check & work.passes.isinf()
         measured = due & (check | (when.stale > 0))
         # One look at the device: all that the host has to know.
         told = torch.stack([due, measured, whole, answer["fresh"], k]).tolist()
@@ -299,7 +304,7 @@ def on_coreset(
         state["refreshes"] += 1
         return state
 
-    def after(state: Tree, steps: int) -> Tree:
+    def after(state: Tree, steps: int | Tensor) -> Tree:
         return {**state, "age": state["age"] + steps, "checked": state["checked"] + steps}
 
     def report(state: Tree) -> Tree:
@@ -314,7 +319,7 @@ def on_coreset(
         every=0 if printed else renewal.question_interval(when),
         report=report,
         cost=None if printed else lambda state: state["looked"],
-        look=renewal.selection_cost(config.selector, model, how) + quality.passes(model, how, when),
+        look=look,
         sizes=(lambda sizes: subset_sizes(sizes, config.fraction)) if exact else None,
     )
     # Preset paper trains some of the clients in a call again, where a setting per client is not.

@@ -41,7 +41,7 @@ check = fedavg.check
 
 
 def build(objective: Objective, config: Config, model: Model, regulariser: float = 1.0) -> Method:
-    def choose(data: ClientData, streams: Streams, points: int) -> Tensor:
+    def choose(data: ClientData, streams: Streams, points: Tensor | None) -> Tensor:
         return diverse(data, objective, config, regulariser, points)
 
     return on_subset(fedavg.build(config, model), f"submodular-{objective}", choose)
@@ -52,7 +52,7 @@ def diverse(
     objective: Objective,
     config: Config,
     regulariser: float = 1.0,
-    points: int = 0,
+    points: Tensor | None = None,
 ) -> Tensor:
     """Weight n/k on the k points each client picks of its own: [C, n]."""
     weight = torch.zeros_like(data.weight)

@@ -15,10 +15,10 @@ from torch import Tensor
 from corefed.base.rng import Streams
 from corefed.base.types import ClientData, Method, Subset, Tree, Work
 
-Choose = Callable[[ClientData, Streams, int], Tensor]
+Choose = Callable[[ClientData, Streams, Tensor | None], Tensor]
 """(data, streams, points) of the clients that are due -> weights [C, n]; 0 on what is left out.
 
-`points` is how many to choose; 0: as many as the method's settings say."""
+`points` [C] is how many to choose; None: as many as the method's settings say."""
 
 
 def on_subset(
@@ -41,7 +41,8 @@ def on_subset(
         if len(rows) == 0:
             return state
         part = ClientData(*(field[rows] for field in data))
-        chosen = choose(part, streams.subset(rows.tolist()), work.points)
+        points = None if work.points is None else work.points[rows]
+        chosen = choose(part, streams.subset(rows.tolist()), points)
         return {"weight": weight.index_copy(0, rows, chosen), "age": age.masked_fill(due, 0.0)}
 
     subset = Subset(

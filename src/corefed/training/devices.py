@@ -10,14 +10,15 @@ and R is `local_steps`, or `local_epochs` x ceil(k / b). If that is more than it
     drop      it takes no part; if all of a cohort are late, the quickest is waited for
     partial   it takes as many steps as fit
     fit       it trains on the k points, at most those of `fraction`, that fit. In a round in which
-              they are reselected, fewer steps fit. Where selecting alone would take more than half
-              of what it has, it trains on all points as with `partial`.
+              they are reselected, fewer steps fit. Where selecting alone would take more than nine
+              tenths of what it has, it trains on all points as with `partial`.
 
 A round takes as long as the slowest client of its cohort; sending takes no time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,19 +37,16 @@ from corefed.training.allowance import ROUNDING, passes_per_point
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-MOST_ON_SELECTION = 0.5
+MOST_ON_SELECTION = 0.9
 """Part of a late client's passes above which it does not select."""
 
 
 class Task(NamedTuple):
-    """What a client does in a round; the fields are those of `Work`."""
+    """What a client does in a round."""
 
     steps: int
-    points: int = 0
-    passes: float = 0.0
-
-    def of(self, work: Work) -> Work:
-        return work._replace(steps=self.steps, points=self.points, passes=self.passes)
+    points: int  # that it trains on
+    passes: float = math.inf  # that it has, selection included
 
 
 class Devices(NamedTuple):
@@ -60,16 +58,22 @@ class Devices(NamedTuple):
     speeds: list[float]  # passes per simulated second; empty: time is not simulated
     drops: bool  # late clients take no part
 
-    def alike(self, rows: Sequence[int], size: int) -> list[list[int]]:
-        """Rows that can be trained at once: with the same task, at most `size` of them."""
-        by_task: dict[Task, list[int]] = {}
-        for row in rows:
-            by_task.setdefault(self.tasks[row], []).append(row)
-        found = []
-        for task, same in by_task.items():
-            step = 1 if task.passes else size
-            found += [same[i : i + step] for i in range(0, len(same), step)]
-        return found
+    def sorted(self, rows: Sequence[int]) -> list[int]:
+        """The rows in the order of their steps, so that those trained at once end together."""
+        return sorted(rows, key=lambda row: self.tasks[row].steps)
+
+    def work(self, work: Work, rows: Sequence[int], device: torch.device) -> Work:
+        """The work of the clients in these rows."""
+        tasks = [self.tasks[row] for row in rows]
+        steps, points = (
+            torch.tensor(each, device=device)
+            for each in zip(*(task[:2] for task in tasks), strict=True)
+        )
+        passes = torch.tensor([task.passes for task in tasks], dtype=torch.float64, device=device)
+        return work._replace(
+            steps=max(task.steps for task in tasks), counts=steps, points=points,
+            passes=passes if any(math.isfinite(task.passes) for task in tasks) else None,
+        )  # fmt: skip
 
     def in_time(self, rows: Sequence[int]) -> list[int]:
         """The rows of one run's cohort that take part."""
@@ -98,19 +102,18 @@ def plan(run: Run, own: DataclassInstance, method: Method, sizes: Sequence[int])
     of = [
         _Need(run, method, n, k) for n, k in zip(sizes, subset_sizes(sizes, fraction), strict=True)
     ]
-    tasks = [Task(need.steps) for need in of]
+    tasks = [Task(need.steps, need.k) for need in of]
     late = [False] * len(sizes)
     if run.deadline:
-        late = [need.total > run.deadline * s for need, s in zip(of, speeds, strict=True)]
-        if run.late != "drop":
-            for row, need in enumerate(of):
-                if late[row]:
-                    tasks[row] = need.within(run.deadline * speeds[row], row % per_run, speeds[row])
-        elif any(all(late[g : g + per_run]) for g in range(0, len(sizes), per_run)):
-            raise UserError(
-                f"deadline is {run.deadline:g} s: with late=drop no client would take part. The "
-                f"quickest needs {_least(of, speeds):.3g} s."
-            )
+        allowed = [run.deadline * speed for speed in speeds]
+        late = [need.total > most for need, most in zip(of, allowed, strict=True)]
+        if run.late == "drop":
+            _refuse_nobody(run, of, speeds, late)
+        for row, (need, most) in enumerate(zip(of, allowed, strict=True)):
+            if late[row] and run.late != "drop":
+                tasks[row] = need.within(most, row % per_run, speeds[row])
+            elif need.selection:  # no more than it was said to need
+                tasks[row] = Task(need.steps, need.k, max(most, need.total))
     return Devices(
         tasks, late, [need.total for need in of], speeds, bool(run.deadline) and run.late == "drop"
     )
@@ -139,8 +142,7 @@ class _Need:
     def within(self, passes: float, client: int, speed: float) -> Task:
         """The task of a client that has no more than these passes."""
         k, look = self.k, self.selection
-        fits = self.run.late == "fit"
-        if fits:
+        if self.run.late == "fit":
             k, look = self._fitting(passes)
         if look + self._step(k) > passes * (1 + ROUNDING):
             raise UserError(
@@ -150,7 +152,7 @@ class _Need:
                 "batch_size, or late=drop."
             )
         steps = min(self._steps(k), int(passes / self._step(k) + ROUNDING))
-        return Task(max(1, steps), k if fits else 0, passes if look else 0.0)
+        return Task(max(1, steps), k, passes if look else math.inf)
 
     def _fitting(self, passes: float) -> tuple[int, float]:
         """The most points that fit, and the passes of selecting them."""
@@ -191,8 +193,19 @@ def draw_speeds(text: str, seed: int, clients: int) -> list[float]:
     return found
 
 
-def _least(of: Sequence[_Need], speeds: Sequence[float]) -> float:
-    return min(need.total / speed for need, speed in zip(of, speeds, strict=True))
+def _refuse_nobody(
+    run: Run, of: Sequence[_Need], speeds: Sequence[float], late: Sequence[bool]
+) -> None:
+    """A run in which nobody is in time, so that every round would wait for one client."""
+    per_run = len(of) // len(run.seeds)
+    needed = [need.total / speed for need, speed in zip(of, speeds, strict=True)]
+    for g, seed in enumerate(run.seeds):
+        mine = slice(g * per_run, (g + 1) * per_run)
+        if all(late[mine]):
+            raise UserError(
+                f"deadline is {run.deadline:g} s: with late=drop no client of seed {seed} takes "
+                f"part, since the quickest needs {min(needed[mine]):.3g} s."
+            )
 
 
 def _refuse_uncounted(run: Run, method: Method) -> None:

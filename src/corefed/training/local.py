@@ -78,7 +78,7 @@ class LocalClients:
         self, round_: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]
     ) -> tuple[list[Update], Tensor, Tensor]:
         """One round of every run's cohort: updates, mean loss and examples, per run."""
-        rows, work = self.rows_of(cohorts), self.work
+        rows, work, device = self.rows_of(cohorts), self.work, self.data.weight.device
 
         def train(chunk: Sequence[int]) -> client_side.Trained:
             trained = client_side.train(
@@ -87,7 +87,7 @@ class LocalClients:
                 self.take(chunk),
                 self.data.of(chunk),
                 self.streams(chunk, round_),
-                work if self.devices is None else self.devices.tasks[chunk[0]].of(work),
+                work if self.devices is None else self.devices.work(work, chunk, device),
                 self._steps(chunk, round_),
                 [self.points[row] for row in chunk],
             )
@@ -100,19 +100,18 @@ class LocalClients:
         if self.store.whole is None:
             self._all_numbers()  # threads only change their own rows of them
         size, at_once = self._split(len(rows), servers[0])
-        chunks = [rows[first : first + size] for first in range(0, len(rows), size)]
-        if self.devices is not None:
-            chunks = self.devices.alike(rows, size)
+        order = rows if self.devices is None else self.devices.sorted(rows)
+        chunks = [order[first : first + size] for first in range(0, len(rows), size)]
         if self.compiled is not None and len(rows) == len(self.who) and len(chunks) <= RECORDED:
             work = work._replace(replay=self.compiled.steps.replays)  # their data stay in place
         parts = list(threads.map_parts(train, chunks, at_once))
         message = {k: torch.cat([p.message[k] for p in parts]) for k in parts[0].message}
         loss, examples = torch.cat([p.loss for p in parts]), torch.cat([p.examples for p in parts])
         if self.devices is not None:  # back into the order of the cohorts
-            place = {row: i for i, row in enumerate(row for chunk in chunks for row in chunk)}
-            order = [place[row] for row in rows]
-            message = {k: v[order] for k, v in message.items()}
-            loss, examples = loss[order], examples[order]
+            place = {row: i for i, row in enumerate(order)}
+            back = [place[row] for row in rows]
+            message = {k: v[back] for k, v in message.items()}
+            loss, examples = loss[back], examples[back]
         self.examples = examples
         updates, start = [], 0
         means, totals = [], []
