@@ -91,6 +91,11 @@ NAMES = {
         "where a coreset pays: NUTS on all data and on a coreset; paper is an hour",
         ("page", "source"), files=True,
     ),
+    "deadlines": Benchmark(
+        "deadlines", "main",
+        "slow clients and a deadline: wait, drop, partial work, random subset, coreset",
+        ("page", "source"), files=True,
+    ),
     "submodular": Benchmark(
         "submodular", "submodular", "greedy selection, beside submodlib where it is installed",
         ("scale",),
