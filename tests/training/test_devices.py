@@ -23,6 +23,11 @@ SMALL: dict[str, Any] = {
     "device": "cpu", "rounds": 3, "evaluate_every": 3, "batch_size": 10, "local_epochs": 2,
     "checkpoint_every": 0, "speeds": "50,100,100,400", "evaluate_draws": 2, "seeds": "0,1",
 }  # fmt: skip
+CORESET: dict[str, Any] = {
+    "fraction": 1.0, "local_epochs": 6, "deadline": 2.0, "late": "fit", "refresh_every": 5,
+    "draws": 8, "feature_draws": 1,
+}  # fmt: skip
+"""Some of the late clients have time for a selection, some have not."""
 MODEL = mlp((64, 8, 10), Categorical(10), PIXELS)
 
 
@@ -50,7 +55,7 @@ def test_speeds_are_those_of_the_seed_and_of_no_other_client() -> None:
     assert abs(float(logs.std()) - 0.5) < 4 * 0.5 / math.sqrt(2 * 4000)
     flat = torch.tensor(draw_speeds("uniform:50,100", 0, 4000))
     assert abs(float(flat.mean()) - 75) < 4 * 50 / math.sqrt(12 * 4000)
-    assert 50 <= float(flat.min()) and float(flat.max()) <= 100
+    assert float(flat.min()) >= 50 and float(flat.max()) <= 100
 
 
 def test_steps_are_epochs_over_what_a_client_trains_on() -> None:
@@ -75,10 +80,11 @@ def test_late_clients_do_what_fits() -> None:
 
 def test_selection_is_part_of_the_time() -> None:
     kind = {"method": "coreset-pfedbayes", "fraction": 1.0, "late": "fit", "local_epochs": 10}
-    quick, slow = (devices([90], deadline=d, **kind).tasks[0] for d in (30, 5))
-    assert quick.points == 30 and quick.passes == 300  # 10 epochs of 30 points; 90 / 3 to select
-    assert slow.points == 90 and math.isinf(slow.passes)  # no time to select: some steps on all
-    assert slow.steps == 5
+    kind |= {"selector": "loss"}  # one forward pass per point: 30 passes of 90 points
+    quick, tight, slow = (devices([90], deadline=d, **kind).tasks[0] for d in (30, 3.5, 2))
+    assert quick[:2] == (30, 30) and quick.passes == 300  # ten epochs of 30 points
+    assert tight[:2] == (10, 3) and tight.passes == 35  # a selection, and a step after it
+    assert slow[:2] == (2, 90) and math.isinf(slow.passes)  # no time to select: some steps on all
 
 
 @pytest.mark.parametrize(
@@ -87,7 +93,7 @@ def test_selection_is_part_of_the_time() -> None:
 )
 def test_no_round_is_longer_than_its_deadline(method: str, late: str) -> None:
     own = {} if method == "pfedbayes" else {"fraction": 1.0}
-    own |= {"local_epochs": 6, "deadline": 3.0, "refresh_every": 2} if "core" in method else {}
+    own |= CORESET if "core" in method else {}
     result, lines = fit(**{"method": method, "late": late, "deadline": 0.6, **own})
     clients = result.setup.clients
     assert clients.devices is not None and 0 < sum(clients.devices.late) < 8
@@ -113,9 +119,9 @@ def test_time_without_a_deadline_is_that_of_the_slowest() -> None:
 
 @pytest.mark.parametrize("method", ["pfedbayes", "coreset-pfedbayes"])
 def test_clients_that_stop_at_different_steps_are_as_if_alone(method: str) -> None:
-    own = {"fraction": 1.0, "refresh_every": 5, "late": "fit", "local_epochs": 6}
-    own = {"deadline": 3.0, **own} if "core" in method else {"deadline": 0.6}
-    stacked, alone = (fit(method=method, runtime=r, **own)[0] for r in ("vmap", "loop"))
+    own = CORESET if "core" in method else {"deadline": 0.6}
+    flags = {"method": method, "rounds": 2, "evaluate_every": 2, **own}
+    stacked, alone = (fit(runtime=r, **flags)[0] for r in ("vmap", "loop"))
     for one, other in zip(stacked.servers, alone.servers, strict=True):
         for name, value in one.items():
             assert torch.allclose(value, other[name], rtol=1e-3, atol=1e-4)
@@ -175,7 +181,7 @@ def test_devices_that_cannot_be_are_refused(flags: dict[str, Any], sentence: str
 
 def test_where_devices_are_not_simulated_yet() -> None:
     wanted = resolve(flags={"local_epochs": 2, "speeds": "5", "validation": 0.2})
-    with pytest.raises(UserError, match="A search cannot simulate .*local_epochs and speeds"):
+    with pytest.raises(UserError, match=r"A search cannot simulate .*local_epochs and speeds"):
         candidates.plan(wanted)
     with pytest.raises(UserError, match="A federation of machines cannot simulate devices yet"):
         as_federated(wanted, 3)
