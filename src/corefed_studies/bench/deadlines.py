@@ -30,6 +30,7 @@ from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.settings.config import resolve
 from corefed.training import rounds
+from corefed.training.loop import Line
 from corefed_studies import pages
 from corefed_studies.bench import study
 
@@ -127,11 +128,11 @@ def measure(name: str, setting: Setting, waited: Mapping[str, Any] | None) -> Ro
     batch, tried = tune(name, setting)
     targets = [] if waited is None else [PART * end for end in waited["personal"]]
 
-    def reached(line: rounds.Line) -> list[bool]:
+    def reached(line: Line) -> list[bool]:
         now = line["metrics"]["personal_accuracy"]
         return [a >= target for a, target in zip(now, targets, strict=True)]
 
-    lines: list[rounds.Line] = []
+    lines: list[Line] = []
     there = [False] * len(setting.seeds)
 
     def over() -> bool:
@@ -163,7 +164,7 @@ def tune(name: str, setting: Setting) -> tuple[int, dict[str, float]]:
         return setting.batches[0], {}
     tried = {}
     for batch in setting.batches:
-        lines: list[rounds.Line] = []
+        lines: list[Line] = []
         flags = flags_of(name, setting, batch, (setting.tuning_seed,))
         # A round that waits is longer: a quarter as many are still several times as long.
         length = setting.tuning if name != "wait" else -(-setting.tuning // 4)
@@ -181,19 +182,17 @@ def flags_of(name: str, setting: Setting, batch: int, seeds: Sequence[int]) -> F
     }  # fmt: skip
 
 
-def train(flags: Flags, lines: list[rounds.Line], stop: Any = lambda: False) -> None:
+def train(flags: Flags, lines: list[Line], stop: Any = lambda: False) -> None:
     rounds.train(resolve(flags=flags, where="bench"), on_round=lines.append, stop=stop)
 
 
-def clocks(lines: Sequence[rounds.Line]) -> list[list[float]]:
+def clocks(lines: Sequence[Line]) -> list[list[float]]:
     """Simulated seconds since the start after each round, by seed."""
     each = zip(*(line["simulated_seconds"] for line in lines), strict=True)
     return [list(itertools.accumulate(times)) for times in each]
 
 
-def _first(
-    times: Sequence[float], lines: Sequence[rounds.Line], g: int, target: float
-) -> float | None:
+def _first(times: Sequence[float], lines: Sequence[Line], g: int, target: float) -> float | None:
     pairs = zip(times, lines, strict=True)
     return next((t for t, x in pairs if x["metrics"]["personal_accuracy"][g] >= target), None)
 
