@@ -46,8 +46,10 @@ from corefed.selectors.subset import uniform
 
 
 def build(config, model):
-    base = fedavgm.build(config, model)
-    return on_subset(base, "tenth", lambda data, streams: uniform(data, 0.1, streams), 20)
+    def choose(data, streams, points):
+        return uniform(data, 0.1, streams, points)
+
+    return on_subset(fedavgm.build(config, model), "tenth", choose, 20)
 '''
 
 WEIGHT = '''"""FedAvgM with private state whose names a subset might have."""

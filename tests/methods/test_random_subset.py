@@ -93,7 +93,7 @@ def test_a_subset_is_kept_or_redrawn(task: Quadratics, base: Any) -> None:
 def test_only_clients_that_are_due_choose(task: Quadratics) -> None:
     asked: list[list[int]] = []
 
-    def choose(data: ClientData, streams: Streams) -> Tensor:
+    def choose(data: ClientData, streams: Streams, points: Tensor | None) -> Tensor:
         asked.append([who.client for who in streams.who])
         return data.weight
 

@@ -97,6 +97,9 @@ class Work(NamedTuple):
     batch: int  # b
     augment: Augment | None = None  # None: points are trained on as they are
     replay: Replay | None = None  # for what is the same in every round, where that saves time
+    counts: Tensor | None = None  # [C] steps of each client, at most R; None: all take R
+    points: Tensor | None = None  # [C] points that its subset shall have; None: the method says it
+    passes: Tensor | None = None  # [C] passes it has for its round, selection included; None: any
 
 
 class Subset(NamedTuple):
@@ -110,12 +113,14 @@ class Subset(NamedTuple):
     select: Callable[[Tree, Tree, ClientData, Streams, Work], Tree]  # (state, working, data,
     # streams, work) -> state; reselects for the clients that are due
     weights: Callable[[Tree], Tensor]  # state -> [C, n] weights to train on; 0 leaves a point out
-    after: Callable[[Tree, int], Tree]  # (state, local steps that have passed) -> state
+    after: Callable[[Tree, int | Tensor], Tree]  # (state, local steps that have passed, of all or
+    # [C] of each) -> state
     every: int = 0  # local steps between calls of `select` inside a round; 0: once per round
     report: Callable[[Tree], Tree] = lambda state: {}  # numbers per client, [C] each, to record
     cost: Callable[[Tree], Tensor] | None = None  # state -> [C] forward passes of points spent on
     # selecting so far; None: not counted
     free: bool = False  # selecting takes no pass through the network
+    look: float = 0.0  # forward passes per point that one selection takes at most
     sizes: Callable[[Sequence[int]], list[int]] | None = None  # numbers of points -> of those with
     # a weight, where one follows from the other; None: counted
     learn: Callable[[Tree, Tensor], Tree] | None = None  # (state, seen [C, 2, n + 1]) -> state: of

@@ -36,7 +36,7 @@ from corefed.federation.trust.spent import privacy_spent
 from corefed.federation.waiting import Strikes
 from corefed.methods import registry
 from corefed.models import own
-from corefed.settings import config
+from corefed.settings import config, devices
 from corefed.settings.run import Experiment, Run
 from corefed.training import checkpoint, client_side, interrupt, record, summaries
 from corefed.training.loop import Answer, Line, run_rounds
@@ -158,6 +158,7 @@ def _check_experiment(wanted: Experiment, names: Sequence[str]) -> None:
         raise UserError(f"clients is {run.clients}, but the federation has {len(names)}.")
     if run.patience:
         raise UserError("A federation cannot stop early yet; leave out patience.")
+    devices.refuse(run, "A federation of machines")
 
 
 def _build(experiment: Experiment, agreement: Agreement) -> tuple[Method, Tree]:

@@ -157,6 +157,9 @@ def on_coreset(
         and when.moved == when.stale == 0
     )  # fmt: skip
 
+    look = renewal.selection_cost(config.selector, model, how)
+    look += quality.passes(model, how, when) if when.stale > 0 else 0.0
+
     def init(private: Tree, data: ClientData) -> Tree:
         """One row per client; nobody has a coreset yet."""
         never = torch.full_like(data.weight[:, 0], -1.0)
@@ -187,7 +190,8 @@ def on_coreset(
         def ask(given: Tree, _: Streams) -> Tree:
             n = (given["points"] > 0).sum(-1)
             every = renewal.interval(when, cost, n, work, config.monte_carlo)
-            return renewal.ask(when, given, n, subset_size(n, config.fraction), every)
+            size = subset_size(n, config.fraction, work.points)
+            return renewal.ask(when, given, n, size, every)
 
         if replay is None:
             answer = ask({**asked, "points": data.weight}, streams)
@@ -199,6 +203,8 @@ def on_coreset(
         if when.stale > 0:
             found = measure(state, q, data, k, streams, check & ~due & ~whole)
             due = due | (found.over_uniform > when.stale)
+        if work.passes is not None:  # short of time: nothing is measured that is only recorded
+            check = check & work.passes.isinf()
         measured = due & (check | (when.stale > 0))
         if learns and when.stale == 0:  # a measurement is a pass over all points
             measured = torch.zeros_like(due)
@@ -214,7 +220,7 @@ def on_coreset(
             found = measure(state, q, data, k, streams, measured)
             worse = found.error > found.uniform
             if when.stale > 0 and bool(worse.any()):  # weights that lose to uniform ones: given up
-                plain = uniform(data, config.fraction, streams)
+                plain = uniform(data, config.fraction, streams, work.points)
                 state["weight"] = torch.where(worse.unsqueeze(-1), plain, state["weight"])
                 state["owed"] = torch.where(worse.unsqueeze(-1), owed, state["owed"])
                 state["over_uniform"] = state["over_uniform"].masked_fill(worse, 1.0)
@@ -317,11 +323,12 @@ def on_coreset(
         state["refreshes"] += 1
         return state
 
-    def after(state: Tree, steps: int) -> Tree:
+    def after(state: Tree, steps: int | Tensor) -> Tree:
         state = {**state, "age": state["age"] + steps, "checked": state["checked"] + steps}
         if learns:
             unseen = state["unseen"]
-            state["unseen"] = torch.where(unseen < 0, unseen, unseen + steps)
+            passed = steps.unsqueeze(-1) if isinstance(steps, Tensor) else steps
+            state["unseen"] = torch.where(unseen < 0, unseen, unseen + passed)
             state["since"] = state["since"] + steps
         return state
 
@@ -343,6 +350,7 @@ def on_coreset(
         every=0 if printed else renewal.question_interval(when),
         report=report,
         cost=None if printed else lambda state: state["looked"],
+        look=look,
         sizes=(lambda sizes: subset_sizes(sizes, config.fraction)) if turns or learns else None,
         learn=learn if learns else None,
     )

@@ -63,7 +63,7 @@ def build(config: Config, model: Model) -> Method:
         own = fedavg.Config(learning_rate=config.learning_rate, initial_std=config.initial_std)
         base = fedavg.build(own, model)
 
-    def choose(data: ClientData, streams: Streams) -> Tensor:
-        return uniform(data, config.fraction, streams)
+    def choose(data: ClientData, streams: Streams, points: Tensor | None) -> Tensor:
+        return uniform(data, config.fraction, streams, points)
 
     return on_subset(base, "random-subset", choose, config.redraw_every, free=True)

@@ -41,18 +41,22 @@ check = fedavg.check
 
 
 def build(objective: Objective, config: Config, model: Model, regulariser: float = 1.0) -> Method:
-    def choose(data: ClientData, streams: Streams) -> Tensor:
-        return diverse(data, objective, config, regulariser)
+    def choose(data: ClientData, streams: Streams, points: Tensor | None) -> Tensor:
+        return diverse(data, objective, config, regulariser, points)
 
     return on_subset(fedavg.build(config, model), f"submodular-{objective}", choose)
 
 
 def diverse(
-    data: ClientData, objective: Objective, config: Config, regulariser: float = 1.0
+    data: ClientData,
+    objective: Objective,
+    config: Config,
+    regulariser: float = 1.0,
+    points: Tensor | None = None,
 ) -> Tensor:
     """Weight n/k on the k points each client picks of its own: [C, n]."""
     weight = torch.zeros_like(data.weight)
-    sizes = subset_size(data.size, config.fraction).tolist()
+    sizes = subset_size(data.size, config.fraction, points).tolist()
     for row, x, given, k in zip(weight, data.x, data.weight, sizes, strict=True):
         real = given.nonzero().squeeze(-1)
         picks = greedy(

@@ -15,8 +15,10 @@ from torch import Tensor
 from corefed.base.rng import Streams
 from corefed.base.types import ClientData, Method, Subset, Tree, Work
 
-Choose = Callable[[ClientData, Streams], Tensor]
-"""(data, streams) of the clients that are due -> weights [C, n]; 0 on what is left out."""
+Choose = Callable[[ClientData, Streams, Tensor | None], Tensor]
+"""(data, streams, points) of the clients that are due -> weights [C, n]; 0 on what is left out.
+
+`points` [C] is how many to choose; None: as many as the method's settings say."""
 
 
 def on_subset(
@@ -39,7 +41,8 @@ def on_subset(
         if len(rows) == 0:
             return state
         part = ClientData(*(field[rows] for field in data))
-        chosen = choose(part, streams.subset(rows.tolist()))
+        points = None if work.points is None else work.points[rows]
+        chosen = choose(part, streams.subset(rows.tolist()), points)
         return {"weight": weight.index_copy(0, rows, chosen), "age": age.masked_fill(due, 0.0)}
 
     subset = Subset(

@@ -12,8 +12,10 @@ from corefed.base.rng import Streams
 from corefed.base.types import ClientData
 
 
-def subset_size(size: Tensor, fraction: float) -> Tensor:
-    """k_i = ceil(fraction n_i), at least 1: [C] int64."""
+def subset_size(size: Tensor, fraction: float, points: Tensor | None = None) -> Tensor:
+    """k_i = ceil(fraction n_i), at least 1: [C] int64; or these `points`, at most n_i."""
+    if points is not None:
+        return torch.minimum(size, points)
     return torch.ceil(size.double() * fraction - 1e-9).long().clamp_min(1)
 
 
@@ -22,9 +24,11 @@ def subset_sizes(sizes: Sequence[int], fraction: float) -> list[int]:
     return [min(n, max(1, math.ceil(n * fraction - 1e-9))) for n in sizes]
 
 
-def uniform(data: ClientData, fraction: float, streams: Streams) -> Tensor:
+def uniform(
+    data: ClientData, fraction: float, streams: Streams, points: Tensor | None = None
+) -> Tensor:
     """Weight n/k on k points chosen uniformly without replacement: [C, n]."""
-    k = subset_size(data.size, fraction)
+    k = subset_size(data.size, fraction, points)
     order = random_order(data.weight > 0, streams, "subset")
     chosen = order.argsort(-1).argsort(-1) < k.unsqueeze(-1)
     return chosen * (data.size / k).unsqueeze(-1).to(data.weight.dtype)

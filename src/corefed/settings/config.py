@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from corefed.base.errors import UserError, did_you_mean
 from corefed.methods import registry
-from corefed.settings import class_weights, fields, toml
+from corefed.settings import class_weights, devices, fields, toml
 from corefed.settings.fields import Setting, from_flat, list_settings, to_flat
 from corefed.settings.run import MEMORY, MODELS, OWN, OWN_NOISE, Experiment, Noise, Run
 from corefed.settings.values import parse, to_toml_value
@@ -38,7 +38,8 @@ RESULTS_UNCHANGED_BY = frozenset(
 _RATES = ("learning_rate", "eta_1", "alpha")
 OTHER_NAMES = {
     "lr": _RATES, "learningrate": _RATES, "learning_rate": _RATES, "step_size": _RATES,
-    "epochs": ("rounds", "local_steps"), "num_rounds": ("rounds",), "n_rounds": ("rounds",),
+    "epochs": ("rounds", "local_steps", "local_epochs"), "num_rounds": ("rounds",),
+    "n_rounds": ("rounds",),
     "steps": ("local_steps",), "batch": ("batch_size",), "bs": ("batch_size",),
     "n_clients": ("clients",), "num_clients": ("clients",), "label": ("target",),
     "site": ("client_column",), "client": ("client_column",), "random_state": ("seeds",),
@@ -99,6 +100,7 @@ def check(experiment: Experiment) -> None:
             f"patience is {run.patience}: stopping early takes validation points to judge by; give "
             "a share of the training points, validation=0.2 for example."
         )
+    devices.check(run)
     check_model(run.model)
     class_weights.check(run.class_weights)
     own = getattr(registry.module(run.method), "check", None)

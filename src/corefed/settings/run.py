@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from corefed.base.settings import (
+    NotNegative,
     NotNegativeInt,
     Part,
     Positive,
@@ -111,6 +112,19 @@ class Run:
     """Communication rounds (T)."""
     local_steps: PositiveInt = 20
     """Gradient steps per client and round (R)."""
+    local_epochs: NotNegativeInt = 0
+    """Epochs per client and round over the points it trains on, in place of local_steps: a client
+    with m of them takes epochs x ceil(m / batch_size) steps. 0 takes local_steps."""
+    speeds: str = ""
+    """Simulated devices: passes per simulated second (a pass is a point forward and backward; a
+    forward pass alone, as in selection, counts a third). A number for all, one per client such as
+    100,500,500, or drawn per client: uniform:LOW,HIGH or lognormal:MEDIAN,SIGMA. Empty: time is not
+    simulated."""
+    deadline: Annotated[NotNegative, Unit("simulated seconds")] = 0.0
+    """Time that a client has for a round, selection included; 0: everybody is waited for."""
+    late: Literal["drop", "partial", "fit"] = "partial"
+    """What a client does that would miss the deadline: it takes no part (drop), takes as many steps
+    as fit (partial), or trains on a coreset or random subset of the size that fits (fit)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How learning rates fall over the planned rounds: not at all, or along a line or a cosine to
     nearly 0."""

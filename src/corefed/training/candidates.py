@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from corefed.base.errors import UserError
+from corefed.settings import devices
 from corefed.settings import space as spaces
 from corefed.settings.run import Experiment
 from corefed.settings.space import Axis, Space
@@ -45,6 +46,7 @@ def plan(
             "A search ends candidates by its own rule, by halves; leave out patience, and use it "
             "in the run after the search."
         )
+    devices.refuse(experiment.run, "A search")
     if candidates < FEWEST:
         raise UserError(f"candidates is {candidates}; it must be at least {FEWEST}.")
     axes = spaces.axes(experiment, space)

@@ -6,6 +6,7 @@ those of the subset that it trains on. A method never sees the subset's state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.types import Augment, ClientData, Method, Tree, Work
+from corefed.base.types import Augment, ClientData, Method, Subset, Tree, Work
 from corefed.bayes.batches import Plan, changing, gather, noises, plan, tally
+from corefed.training.allowance import Allowance
 
 SUBSET = "subset."
 """Prefix of a subset's tensors in a client's private state."""
@@ -45,6 +47,7 @@ class Points(NamedTuple):
     data: ClientData  # all points
     weight: Tensor  # [C, n]; 0 leaves a point out
     sizes: Sequence[int]  # how many points of each client have a weight
+    own: Tensor | None = None  # [C] steps to take of each; None: all
 
 
 TakeSteps = Callable[[Method, Tree, Points, Streams, int], tuple[Tree, Tensor]]
@@ -57,10 +60,10 @@ def one_by_one(work: Work) -> TakeSteps:
     def take(
         method: Method, working: Tree, points: Points, streams: Streams, steps: int
     ) -> tuple[Tree, Tensor]:
-        data, weight, sizes = points
+        data, weight, sizes, own = points
         chosen = plan(data, weight, streams, steps, work.batch, method.traits.batches, sizes)
         chosen = changing(chosen, work.augment, streams)
-        return step_by_step(method, working, data, chosen, streams, work.augment)
+        return step_by_step(method, working, data, chosen, streams, work.augment, own)
 
     return take
 
@@ -72,17 +75,30 @@ def step_by_step(
     chosen: Plan,
     streams: Streams,
     augment: Augment | None = None,
+    own: Tensor | None = None,
 ) -> tuple[Tree, Tensor]:
-    """The steps of a plan: the working state after them, and the summed losses [C]."""
+    """The steps of a plan: the working state after them, and the summed losses [C].
+
+    Of a client that takes fewer, `own` [C], the state stays as it is after them.
+    """
     loss = torch.zeros(len(data.weight), device=data.weight.device)
     noise = noises(streams, method.noise, chosen.at.shape[1] // chosen.each)
     seen = working.pop(SEEN, None)  # a method never sees it
-    for number, minibatch in enumerate(gather(data, chosen, augment)):
+    fewest = math.inf if own is None else int(own.min())
+    for step, minibatch in enumerate(gather(data, chosen, augment)):
+        before = None
+        if own is not None and step >= fewest:
+            before = {name: value.clone() for name, value in working.items()}  # changed in place
         working, info = method.step(working, minibatch, next(noise))
-        loss += info["loss"]
+        scale, summed = minibatch.scale, info["loss"]
+        if own is not None and before is not None:
+            goes_on = own > step
+            working, summed = _where(goes_on, working, before), summed * goes_on
+            scale = scale * goes_on.unsqueeze(-1)
+        loss += summed
         if seen is not None:
-            at = chosen.at[:, number * chosen.each : (number + 1) * chosen.each].flatten(1)
-            tally(seen, at, minibatch.scale, info["squares"])
+            at = chosen.at[:, step * chosen.each : (step + 1) * chosen.each].flatten(1)
+            tally(seen, at, scale, info["squares"])
     return working if seen is None else {**working, SEEN: seen}, loss
 
 
@@ -99,39 +115,74 @@ def train(
     """One round of C clients: begin, (select, steps) until R steps are done, end.
 
     `take_steps` is how steps are taken; one by one where it is not given. `sizes` are the clients'
-    numbers of points, where they are known: reading them from a GPU takes time.
+    numbers of points, where they are known: reading them from a GPU takes time. A client whose
+    passes are bounded ends when no further step fits, but takes one.
     """
     take_steps = take_steps or one_by_one(work)
     own, state = _own(private), {name: v.clone() for name, v in _state(private).items()}
-    subset, weight = method.subset, data.weight
+    subset, weight, counts = method.subset, data.weight, work.counts
     working = method.begin(broadcast, own, data, streams)
     if method.traits.planned:
-        working["planned"] = torch.full_like(data.weight[:, 0], work.steps)
+        many = torch.full_like(data.weight[:, 0], work.steps)
+        working["planned"] = many if counts is None else counts.to(many)
     segment = work.steps if subset is None else subset.every or work.steps
     loss = torch.zeros(len(data.weight), device=data.weight.device)
     points = sizes = data.size.tolist() if sizes is None else sizes
     examples = torch.zeros(len(data.weight), dtype=torch.int64)
-    done = 0
-    while done < work.steps:
-        steps = min(segment, work.steps - done)
+    allowance = Allowance(method, state, data, work) if work.passes is not None else None
+    done, most = 0, work.steps
+    while done < most:
+        steps = min(segment, most - done)
         if subset is not None:
+            asked = None if counts is None else counts > done
+            if asked is not None and allowance is not None and done:
+                asked &= allowance.has_room(sizes)  # otherwise it is reselected in the next round
+            before = state if asked is None else {name: v.clone() for name, v in state.items()}
             state = subset.select(state, working, data, streams, work)
+            state = state if asked is None else _where(asked, state, before)
             weight = subset.weights(state)
-            follow = subset.sizes
-            sizes = (weight > 0).sum(-1).tolist() if follow is None else follow(points)
+            sizes = _sizes(subset, weight, points, work)
             if subset.learn is not None:
                 working[SEEN] = data.weight.new_zeros(len(weight), 2, weight.shape[1] + 1)
-        working, summed = take_steps(method, working, Points(data, weight, sizes), streams, steps)
+        if allowance is not None and counts is not None:
+            fits = allowance.fitting(state, sizes).clamp_min(0 if done else 1)
+            counts = torch.minimum(counts, done + fits)
+            most = int(counts.max())
+            steps = min(steps, most - done)
+            if steps <= 0:
+                working.pop(SEEN, None)
+                break
+        taken = None if counts is None else (counts - done).clamp(0, steps)
+        now = Points(data, weight, sizes, taken)
+        working, summed = take_steps(method, working, now, streams, steps)
         loss += summed
+        each: int | Tensor = steps if taken is None else taken
         if subset is not None:
-            state = subset.after(state, steps)
+            state = subset.after(state, each)
             if subset.learn is not None:
                 state = subset.learn(state, working.pop(SEEN))
-        examples += steps * method.traits.passes * torch.tensor(sizes).clamp_max(work.batch)
+        if allowance is not None:
+            allowance.spend(each, sizes)
+        passes = method.traits.passes * torch.tensor(sizes).clamp_max(work.batch)
+        examples += passes * (steps if taken is None else taken.cpu())
         done += steps
     message, changed = method.end(broadcast, working)
     private = {**own, **changed, **_named(state)}
-    return Trained(message, private, loss / work.steps, examples)
+    return Trained(message, private, loss / (work.steps if counts is None else counts), examples)
+
+
+def _sizes(subset: Subset, weight: Tensor, points: Sequence[int], work: Work) -> Sequence[int]:
+    """How many points of each client have a weight."""
+    if subset.sizes is not None and work.points is None:
+        return subset.sizes(points)
+    counted: list[int] = (weight > 0).sum(-1).tolist()
+    return counted
+
+
+def _where(mask: Tensor, new: Tree, old: Tree) -> Tree:
+    """The new state of the clients in the mask [C], and the old one of the others."""
+    rows = {name: mask.view(-1, *[1] * (value.dim() - 1)) for name, value in new.items()}
+    return {name: torch.where(rows[name], value, old[name]) for name, value in new.items()}
 
 
 def models(method: Method, broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:

@@ -73,7 +73,7 @@ class Steps:
         def take(
             method: Method, working: Tree, points: Points, streams: Streams, steps: int
         ) -> tuple[Tree, Tensor]:
-            data, weight, sizes = points
+            data, weight, sizes, _ = points  # all take the same number of steps here
             each = method.traits.batches
             chosen = plan(data, weight, streams, steps, self.work.batch, each, sizes)
             augment = self.work.augment

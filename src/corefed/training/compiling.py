@@ -29,14 +29,21 @@ saves per step and per step and weight of all clients. Measured on an H200."""
 Compile = Literal["on", "graph", "off"]
 
 
-def decide(run: Run, weights: int, *, stackable: bool) -> tuple[Compile, str]:
+def decide(run: Run, weights: int, *, stackable: bool, alike: bool = True) -> tuple[Compile, str]:
     """The concrete value of `compile` for a run, and a sentence to say where it is not obvious.
 
     The network has so many `weights`. `stackable` says whether the method's settings may be
-    tensors, which compiled steps need.
+    tensors, which compiled steps need, `alike` whether clients take the same number of steps.
     """
     device = torch.device(run.device)
     if run.compile == "off" or run.runtime == "loop":
+        return "off", ""
+    if not alike:
+        if run.compile != "auto":
+            raise UserError(
+                f"compile={run.compile} is for clients that take the same number of steps; leave "
+                "it out, or local_epochs, speeds and deadline."
+            )
         return "off", ""
     if not stackable:
         if run.compile != "auto":

@@ -22,6 +22,7 @@ from corefed.base.shown import say_note
 from corefed.base.types import Tree
 from corefed.data.clients import FederatedData
 from corefed.models import own
+from corefed.settings import devices
 from corefed.settings.config import differences, fingerprint, to_dict
 from corefed.settings.run import Experiment
 from corefed.training import (
@@ -138,6 +139,7 @@ def _check(world: World, experiment: Experiment, folder: record.Folder, *, resum
         folder.refuse_missing()
     if experiment.run.checkpoint_every:
         checkpoint.require_library()
+    devices.refuse(experiment.run, "A run of several workers")
     if experiment.run.patience:
         raise UserError(
             "Workers cannot stop early yet: leave out patience, or train in one process without "

@@ -17,6 +17,7 @@ from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData, Method, Tree, Update, Work
 from corefed.training import client_side, storing, threads
 from corefed.training.compiled import Steps
+from corefed.training.devices import Devices
 from corefed.training.store import OnDevice, Store
 from corefed.training.storing import Choose
 from corefed.training.variants import MethodAt, SettingsAt
@@ -54,9 +55,10 @@ class LocalClients:
         compiled: Compiled | None = None,
         choose: Choose = storing.on_device,
         first: int = 0,
+        devices: Devices | None = None,
     ) -> None:
         self.method, self.data, self.work = method, data, work
-        self.method_at, self.compiled = method_at, compiled
+        self.method_at, self.compiled, self.devices = method_at, compiled, devices
         self.per_run = len(data.weight) // len(seeds)
         self.who = [Who(seed, first + i) for seed in seeds for i in range(self.per_run)]
         self.chunk = max(1, chunk)
@@ -69,13 +71,14 @@ class LocalClients:
             return client_side.start(method, sent, data.of(rows))
 
         self.store: Store = choose(start, len(self.who))
+        self.examples = torch.zeros(0)  # of each client of the last round: gradient passes
         self._numbers: Tree | None = None  # of all clients, where their state is not in memory
 
     def train(
         self, round_: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]
     ) -> tuple[list[Update], Tensor, Tensor]:
         """One round of every run's cohort: updates, mean loss and examples, per run."""
-        rows, work = self.rows_of(cohorts), self.work
+        rows, work, device = self.rows_of(cohorts), self.work, self.data.weight.device
 
         def train(chunk: Sequence[int]) -> client_side.Trained:
             trained = client_side.train(
@@ -84,7 +87,7 @@ class LocalClients:
                 self.take(chunk),
                 self.data.of(chunk),
                 self.streams(chunk, round_),
-                work,
+                work if self.devices is None else self.devices.work(work, chunk, device),
                 self._steps(chunk, round_),
                 [self.points[row] for row in chunk],
             )
@@ -97,12 +100,19 @@ class LocalClients:
         if self.store.whole is None:
             self._all_numbers()  # threads only change their own rows of them
         size, at_once = self._split(len(rows), servers[0])
-        chunks = [rows[first : first + size] for first in range(0, len(rows), size)]
+        order = rows if self.devices is None else self.devices.sorted(rows)
+        chunks = [order[first : first + size] for first in range(0, len(rows), size)]
         if self.compiled is not None and len(rows) == len(self.who) and len(chunks) <= RECORDED:
             work = work._replace(replay=self.compiled.steps.replays)  # their data stay in place
         parts = list(threads.map_parts(train, chunks, at_once))
         message = {k: torch.cat([p.message[k] for p in parts]) for k in parts[0].message}
         loss, examples = torch.cat([p.loss for p in parts]), torch.cat([p.examples for p in parts])
+        if self.devices is not None:  # back into the order of the cohorts
+            place = {row: i for i, row in enumerate(order)}
+            back = [place[row] for row in rows]
+            message = {k: v[back] for k, v in message.items()}
+            loss, examples = loss[back], examples[back]
+        self.examples = examples
         updates, start = [], 0
         means, totals = [], []
         for g, cohort in enumerate(cohorts):

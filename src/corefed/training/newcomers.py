@@ -217,7 +217,7 @@ def join(
     run = dataclasses.replace(
         experiment.run,
         data=LOCAL, partition="natural", clients=1, cohort=0, keep=1.0, client_column="",
-        validation=_validation_share(data), patience=0,
+        validation=_validation_share(data), patience=0, local_epochs=0, speeds="", deadline=0.0,
         rounds=len(plan), local_steps=plan[0], seeds=(who.seed,), device=str(place),
     )  # fmt: skip
     work = work_of(run, data.train.x.shape[2:], experiment.run.data)

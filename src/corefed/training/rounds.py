@@ -32,6 +32,7 @@ from corefed.training import (
     saving,
     summaries,
 )
+from corefed.training.clock import Clock
 from corefed.training.evaluate import Evaluation, evaluate
 from corefed.training.loop import Answer, Line, run_rounds, size_of
 from corefed.training.scoring import means_of
@@ -180,7 +181,8 @@ class Simulation:
 
     def train(self, t: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]) -> Answer:
         run, method, clients = self.setup.experiment.run, self.setup.method, self.setup.clients
-        before = self._selection_cost()
+        clock = Clock(clients, method, cohorts)
+        before, cohorts = self._selection_cost(), clock.cohorts
         updates, loss, examples = clients.train(t, servers, cohorts)
         refuse_divergence(run, t, loss)
         self.changed(clients.rows_of(cohorts))
@@ -197,7 +199,7 @@ class Simulation:
             numbers["selection_examples"] = [now - then for now, then in pairs]
         looked = numbers.get("selection_examples")
         numbers |= cost.of_round(method, numbers["examples"], looked)
-        return Answer(updates, numbers)
+        return Answer(updates, numbers | clock.line())
 
     def evaluate(self, t: int, servers: Sequence[Tree]) -> Line:
         return self.assess(

@@ -29,7 +29,7 @@ from corefed.models.series import SERIES, Series
 from corefed.settings import class_weights
 from corefed.settings.config import check_cohort
 from corefed.settings.run import CONVOLUTIONAL, MEMORY, OWN, Experiment, Run, default_scale
-from corefed.training import compiling, local, others, storing, variants
+from corefed.training import compiling, devices, local, others, storing, variants
 from corefed.training.augmenting import work_of
 from corefed.training.compiled import Steps
 from corefed.training.replayed import Replays
@@ -146,7 +146,10 @@ def prepare(
     data = (data if len(here) == clients else data.part(here)).to(device)
     model = network(run, data.train.x.shape[2:], data.classes, data.targets, factory)
     method = registry.build(run.method, experiment.settings, model)
-    how, remark = compiling.decide(run, model.size, stackable=method.traits.stackable)
+    simulated = devices.plan(run, experiment.settings, method, data.train.size.tolist())
+    how, remark = compiling.decide(
+        run, model.size, stackable=method.traits.stackable, alike=simulated is None
+    )
     run = dataclasses.replace(run, compile=how)
     experiment = dataclasses.replace(experiment, run=run)
     servers = [
@@ -165,7 +168,7 @@ def prepare(
     trained = local.LocalClients(
         method, data.train, run.seeds, servers, work, chunk,
         method_at=variants.methods(run, [experiment.settings], model, device),
-        choose=choose, first=here.start,
+        choose=choose, first=here.start, devices=simulated,
         compiled=compiled_steps(run, [experiment.settings], model, work),
     )  # fmt: skip
     for note in said:

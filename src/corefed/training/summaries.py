@@ -35,7 +35,8 @@ def summarise(
     Metrics of a calibrated run are at its temperatures, as the module says. Costs are sums over
     seeds. Seconds are of training, selection included and evaluation not; passes include selection
     (`cost.py`). A simulation adds passes over its training points and wall_seconds, which start-up,
-    evaluation and files take part in. `evaluated_clients` is there where metrics are of a sample.
+    evaluation and files take part in. `evaluated_clients` is there where metrics are of a sample,
+    `simulated` where devices are simulated.
     """
     last = early.final(lines)
     calibrated: Line = last.get("calibration", {})
@@ -73,8 +74,21 @@ def summarise(
             "bytes_down": sum(sum(line["bytes_down"]) for line in lines),
             "peak_memory_mb": max((line["peak_memory_mb"] for line in lines), default=0.0),
         },
+        **_simulated(lines),
         "environment": dict(environment),
     }
+
+
+def _simulated(lines: Sequence[Line]) -> dict[str, Any]:
+    """Simulated seconds in all, and late clients per round, where devices are simulated."""
+    timed = [line for line in lines if "simulated_seconds" in line]
+    if not timed:
+        return {}
+    seconds = [
+        math.fsum(each) for each in zip(*(x["simulated_seconds"] for x in timed), strict=True)
+    ]
+    late = [statistics.fmean(each) for each in zip(*(x["late"] for x in timed), strict=True)]
+    return {"simulated": {"seconds": over_seeds(seconds), "late_clients": over_seeds(late)}}
 
 
 def _validation(line: Line) -> dict[str, Any]:

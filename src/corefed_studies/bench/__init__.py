@@ -91,6 +91,11 @@ NAMES = {
         "where a coreset pays: NUTS, and passes and seconds of training; paper is an hour",
         ("page", "source", "parts"), files=True,
     ),
+    "deadlines": Benchmark(
+        "deadlines", "main",
+        "slow clients and a deadline: wait, drop, partial work, random subset, coreset",
+        ("page", "source"), files=True,
+    ),
     "submodular": Benchmark(
         "submodular", "submodular", "greedy selection, beside submodlib where it is installed",
         ("scale",),

@@ -19,7 +19,7 @@ from corefed.base.errors import UserError
 from corefed.federation.operate import certificates, folder, texts
 from corefed.federation.operate.address import Address
 from corefed.federation.rules import Rules
-from corefed.settings import toml
+from corefed.settings import devices, toml
 from corefed.settings.config import resolve, to_toml
 from corefed.settings.run import LOCAL, Experiment
 
@@ -121,6 +121,7 @@ def as_federated(given: Experiment, clients: int) -> Experiment:
         raise UserError(f"cohort is {given.run.cohort}; there are only {clients} clients.")
     if given.run.patience:
         raise UserError("A federation cannot stop early yet; leave out patience.")
+    devices.refuse(given.run, "A federation of machines")
     run = dataclasses.replace(given.run, data=LOCAL, clients=clients, partition="")
     return dataclasses.replace(given, run=run)
 
