@@ -13,6 +13,7 @@ do not count, and become the mean.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
+from corefed.base.streamed import Streamed
 from corefed.data import columns
 from corefed.data.preparation import Preparation, Scale
 
@@ -64,7 +66,7 @@ def fit(dataset: Dataset, splits: Sequence[Split], scale: str, names: Sequence[s
         if scale in ("unit", "standard"):
             found = replace(found, fill=_fit_rows(dataset, train, numbers).mean)
     if scale == "standard":
-        common = fit_common(found.scale(dataset.values(train)))
+        common = _fit_common(dataset, train, found)
         found = replace(found, mean=common.mean, std=common.std)
     elif scale in ("features", "client"):
         common = _fit_rows(dataset, train, numbers)
@@ -89,20 +91,37 @@ def _never(dataset: Dataset, rows: Tensor, flags: Tensor) -> Tensor:
 def _fit_rows(dataset: Dataset, rows: Tensor, numbers: Tensor) -> Scale:
     """`fit_features` of some rows. Of many, a few features at a time, so that a large pool is
     never copied whole."""
-    if dataset.x.dim() > 2 or len(rows) * len(numbers) <= BLOCK:
+    streamed = isinstance(dataset.x, Streamed)
+    if (dataset.x.dim() > 2 and not streamed) or len(rows) * len(numbers) <= BLOCK:
         return fit_features(dataset.values(rows), numbers)
     parts = range(0, len(numbers), width := max(1, BLOCK // len(rows)))
-    found = [
-        fit_features(
-            dataset._replace(x=dataset.x[:, first : first + width]).values(rows),
-            numbers[first : first + width],
-        )
-        for first in parts
-    ]
+
+    def some_features(first: int) -> Tensor:
+        if not streamed:
+            return dataset._replace(x=dataset.x[:, first : first + width]).values(rows)
+        blocks = rows.split(max(1, BLOCK // len(numbers)))
+        whole = (dataset.values(some).flatten(1) for some in blocks)
+        return torch.cat([each[:, first : first + width].clone() for each in whole])
+
+    found = [fit_features(some_features(first), numbers[first : first + width]) for first in parts]
     return Scale(
         tuple(value for each in found for value in each.mean),
         tuple(value for each in found for value in each.std),
     )
+
+
+def _fit_common(dataset: Dataset, rows: Tensor, found: Preparation) -> Scale:
+    """`fit_common` of some rows; of many that are streamed, in float64 and block by block."""
+    width = dataset.x.shape[1:].numel()
+    if not isinstance(dataset.x, Streamed) or len(rows) * width <= BLOCK:
+        return fit_common(found.scale(dataset.values(rows)))
+    count, total, squares = len(rows) * width, 0.0, 0.0
+    for some in rows.split(max(1, BLOCK // width)):
+        total += float(found.scale(dataset.values(some)).double().sum())
+    for some in rows.split(max(1, BLOCK // width)):
+        off = found.scale(dataset.values(some)).double() - total / count
+        squares += float(off.square().sum())
+    return Scale((total / count,), (math.sqrt(squares / count) or 1.0,))
 
 
 def fit_common(x: Tensor) -> Scale:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
+from corefed.base.streamed import values
 from corefed.base.types import ClientData
 from corefed.bayes import gaussian, heads
 from corefed.models.network import Model
@@ -111,7 +112,7 @@ def draw(
     step = max(1, FEATURES // (clients * feature_draws * model.head.width))
     for start in range(0, points, step):
         some = slice(start, min(start + step, points))
-        x, y, real = data.x[:, some], data.y[:, some], data.weight[:, some] > 0
+        x, y, real = values(data.x[:, some]), data.y[:, some], data.weight[:, some] > 0
         features = zero_where_unusable(model.head.features(theta, x), real)
         log_p = [
             heads.log_likelihoods(model, theta[:, f], features[:, f], top, y)

@@ -15,6 +15,7 @@ from torch import Tensor
 from corefed.base.rng import Streams
 from corefed.base.types import Augment, ClientData, Method, Tree, Work
 from corefed.bayes.batches import Plan, changing, gather, noises, plan
+from corefed.data import streaming
 
 SUBSET = "subset."
 """Prefix of a subset's tensors in a client's private state."""
@@ -111,6 +112,7 @@ def train(
         if subset is not None:
             state = subset.select(state, working, data, streams, work)
             weight = subset.weights(state)
+            streaming.hold(data.x, weight)
             follow = subset.sizes
             sizes = (weight > 0).sum(-1).tolist() if follow is None else follow(points)
         working, summed = take_steps(method, working, Points(data, weight, sizes), streams, steps)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from corefed.base.streamed import Streamed, values
+from corefed.base.types import ClientData
 from corefed.data.clients import FederatedData
 from corefed.data.preparation import Preparation
 from corefed.training import reach
@@ -39,11 +41,26 @@ SHRINK = 0.05
 
 def measure(data: FederatedData) -> list[Reach]:
     """Of every seed, from its clients' training points."""
+    if isinstance(data.train.x, Streamed):
+        data = data._replace(train=_some(data.train))
     each = len(data.names) // len(data.preparations)
     return [
         _of_run(data, preparation, range(g * each, (g + 1) * each))
         for g, preparation in enumerate(data.preparations)
     ]
+
+
+def _some(train: ClientData) -> ClientData:
+    """Points that are streamed: as many per client as fit into a few pieces, evenly spaced."""
+    clients, width = len(train.weight), max(1, train.x.shape[2:].numel())
+    most = max(OWN, 4 * PIECE // (clients * width))
+    sizes = train.size.clamp_max(most)
+    step = (train.size / sizes.clamp_min(1)).unsqueeze(1)
+    place = torch.arange(int(sizes.max()))
+    at = (place * step).long().clamp_max(train.weight.shape[1] - 1)
+    real = place < sizes.unsqueeze(1)
+    client = torch.arange(clients).unsqueeze(1)
+    return ClientData(values(train.x[client, at]), train.y[client, at], real.float())
 
 
 def _of_run(data: FederatedData, preparation: Preparation, rows: range) -> Reach:
