@@ -104,8 +104,7 @@ def test_a_file_that_changes_ends_the_run_and_keeps_the_checkpoint(
         hold(x, weight)
 
     monkeypatch.setattr("corefed.training.client_side.streaming.hold", hold_and_change)
-    words += ["--rounds=4"]
-    failed = run(tmp_path / "run", words)
+    failed = run(tmp_path / "run", words, "--rounds=4")
     assert failed.code == 2
     assert failed.err.count("changed while it was streamed") == 1
     assert "Traceback" not in failed.err
@@ -113,7 +112,7 @@ def test_a_file_that_changes_ends_the_run_and_keeps_the_checkpoint(
     changed.write_bytes(before)
     resumed = corefed("run", f"--resume={tmp_path / 'run'}")
     assert resumed.code == 0, resumed.err
-    assert run(tmp_path / "whole", words).code == 0
+    assert run(tmp_path / "whole", words, "--rounds=4").code == 0
     one, two = ((tmp_path / n / "fitted.safetensors").read_bytes() for n in ("run", "whole"))
     assert one == two
 
@@ -122,7 +121,7 @@ def test_a_file_that_changes_ends_the_run_and_keeps_the_checkpoint(
     ("more", "sentence"),
     [
         (["--set=runtime=vmap"], "runtime must be loop"),
-        (["--seeds=0,1"], "one seed"),
+        (["--set=seeds=0,1"], "one seed"),
         (["--set=compile=on"], "not compiled"),
         (["--data=digits"], "in memory as a whole"),
     ],

@@ -30,17 +30,17 @@ class Rows(Protocol):
 
 
 class Streamed(Tensor):
-    """Points [n, ...] or [C, n, ...] of `rows`; `index` has their numbers, None: all in order."""
+    """Points [n, ...] or [C, n, ...] of `rows`; `at` has their numbers, None: all in order."""
 
     rows: Rows
-    index: Tensor | None
+    at: Tensor | None
     lead: tuple[int, ...]  # the axes before those of a point
 
     @staticmethod
-    def __new__(cls, rows: Rows, lead: Sequence[int], index: Tensor | None = None) -> Streamed:
-        make: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+    def __new__(cls, rows: Rows, lead: Sequence[int], at: Tensor | None = None) -> Streamed:
+        make: Any = torch.Tensor._make_wrapper_subclass
         found: Streamed = make(cls, (*lead, *rows.shape), dtype=rows.dtype)
-        found.rows, found.lead, found.index = rows, tuple(lead), index
+        found.rows, found.lead, found.at = rows, tuple(lead), at
         return found
 
     def of(self, index: Tensor) -> Streamed:
@@ -49,8 +49,8 @@ class Streamed(Tensor):
 
     def numbers(self) -> Tensor:
         """[*lead] the number of every point."""
-        if self.index is not None:
-            return self.index
+        if self.at is not None:
+            return self.at
         return torch.arange(math.prod(self.lead)).view(self.lead)
 
     def values(self) -> Tensor:
@@ -61,7 +61,7 @@ class Streamed(Tensor):
         return f"Streamed({tuple(self.shape)}, {self.dtype})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Any,
         types: Sequence[type],
@@ -96,7 +96,7 @@ def _slice(
         return _same(x) if not start and step == 1 and _reaches(x, dim, end) else None
     if _reaches(x, dim, end) and not start and step == 1:
         return _same(x)
-    if x.index is None and dim == 0:
+    if x.at is None and dim == 0:
         first, last, by = slice(start, end, step).indices(x.lead[0])
         return x.of(_clients(x, torch.arange(first, last, by)))
     return x.of(aten.slice.Tensor(x.numbers(), dim, start, end, step))
@@ -104,7 +104,7 @@ def _slice(
 
 def _same(x: Streamed) -> Streamed:
     """A view must be another tensor than the one it is of."""
-    return Streamed(x.rows, x.lead, x.index)
+    return Streamed(x.rows, x.lead, x.at)
 
 
 def _reaches(x: Streamed, dim: int, end: int | None) -> bool:
@@ -115,9 +115,9 @@ def _select(x: Streamed, dim: int, index: int) -> Tensor | None:
     if dim >= len(x.lead):
         return None
     if len(x.lead) == 1:  # a single point
-        number = range(x.lead[0])[index] if x.index is None else int(x.index[index])
+        number = range(x.lead[0])[index] if x.at is None else int(x.at[index])
         return x.rows.read(torch.tensor([number]))[0]
-    if x.index is None and dim == 0:
+    if x.at is None and dim == 0:
         here = range(x.lead[0])[index]
         return x.of(_clients(x, torch.tensor([here]))[0])
     return x.of(aten.select.int(x.numbers(), dim, index))
@@ -126,11 +126,11 @@ def _select(x: Streamed, dim: int, index: int) -> Tensor | None:
 def _index(x: Streamed, indices: Sequence[Tensor | None]) -> Streamed | None:
     if len(indices) > len(x.lead):
         return None
-    if x.index is None and len(indices) == 1 and indices[0] is not None:
+    if x.at is None and len(indices) == 1 and indices[0] is not None:
         at = indices[0]
         at = at.nonzero().squeeze(-1) if at.dtype == torch.bool else at % x.lead[0]
         return x.of(_clients(x, at)) if at.dim() == 1 else None
-    if x.index is None and len(indices) == 2 and all(each is not None for each in indices):
+    if x.at is None and len(indices) == 2 and all(each is not None for each in indices):
         client, point = (each for each in indices if each is not None)
         return x.of(client * x.lead[1] + point)
     return x.of(aten.index.Tensor(x.numbers(), indices))
@@ -139,7 +139,7 @@ def _index(x: Streamed, indices: Sequence[Tensor | None]) -> Streamed | None:
 def _index_select(x: Streamed, dim: int, index: Tensor) -> Streamed | None:
     if dim >= len(x.lead):
         return None
-    if x.index is None and len(x.lead) == 1:
+    if x.at is None and len(x.lead) == 1:
         return x.of(index)
     return x.of(aten.index_select.default(x.numbers(), dim, index))
 
@@ -158,9 +158,9 @@ def _view(x: Streamed, shape: Sequence[int]) -> Streamed | None:
     ends = len(whole) - len(x.rows.shape)
     if ends < 1 or tuple(whole[ends:]) != tuple(x.rows.shape):
         return None
-    if x.index is None:
+    if x.at is None:
         return Streamed(x.rows, whole[:ends])
-    return x.of(x.index.reshape(whole[:ends]))
+    return x.of(x.at.reshape(whole[:ends]))
 
 
 def _split(x: Streamed, size: int, dim: int = 0) -> list[Streamed] | None:

@@ -167,7 +167,7 @@ class Scratch:
 
     def append(self, rows: npt.NDArray[Any]) -> None:
         content = np.ascontiguousarray(rows, _numpy(self.dtype))
-        view = memoryview(content).cast("B") if content.size else memoryview(b"")
+        view = content.data.cast("B") if content.size else memoryview(b"")
         try:
             while view:
                 done = os.pwrite(self._handle, view, self._done)
@@ -322,8 +322,9 @@ def blocks(x: Tensor) -> Iterator[Tensor]:
     if not isinstance(x, Streamed):
         yield x
         return
-    for some in x.split(max(1, BLOCK // max(1, x.shape[1:].numel()))):
-        yield values(some)
+    step = max(1, BLOCK // max(1, x.shape[1:].numel()))
+    for start in range(0, len(x), step):
+        yield values(x[start : start + step])
 
 
 def of_rows(rows: Rows, count: int) -> Tensor:
