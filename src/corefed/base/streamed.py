@@ -154,7 +154,8 @@ def _clients(x: Streamed, at: Tensor) -> Tensor:
 
 def _view(x: Streamed, shape: Sequence[int]) -> Streamed | None:
     """Where the axes of a point stay as they are."""
-    whole = list(torch.empty(x.shape, device="meta").view(list(shape)).shape)
+    rest = math.prod(each for each in shape if each >= 0)
+    whole = [each if each >= 0 else x.numel() // max(1, rest) for each in shape]
     ends = len(whole) - len(x.rows.shape)
     if ends < 1 or tuple(whole[ends:]) != tuple(x.rows.shape):
         return None

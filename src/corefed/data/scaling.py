@@ -92,16 +92,20 @@ def _fit_rows(dataset: Dataset, rows: Tensor, numbers: Tensor) -> Scale:
     """`fit_features` of some rows. Of many, a few features at a time, so that a large pool is
     never copied whole."""
     streamed = isinstance(dataset.x, Streamed)
-    if (dataset.x.dim() > 2 and not streamed) or len(rows) * len(numbers) <= BLOCK:
+    block = BLOCK // 4 if streamed else BLOCK
+    if (dataset.x.dim() > 2 and not streamed) or len(rows) * len(numbers) <= block:
         return fit_features(dataset.values(rows), numbers)
-    parts = range(0, len(numbers), width := max(1, BLOCK // len(rows)))
+    parts = range(0, len(numbers), width := max(1, block // len(rows)))
 
     def some_features(first: int) -> Tensor:
         if not streamed:
             return dataset._replace(x=dataset.x[:, first : first + width]).values(rows)
-        blocks = rows.split(max(1, BLOCK // len(numbers)))
-        whole = (dataset.values(some).flatten(1) for some in blocks)
-        return torch.cat([each[:, first : first + width].clone() for each in whole])
+        # In the order of the file, which is read once, and put in the order of the rows.
+        here = slice(first, first + width)
+        found = torch.empty(len(rows), len(numbers[here]), dtype=torch.float64)
+        for some in rows.argsort().split(max(1, block // len(numbers))):
+            found[some] = dataset.values(rows[some]).flatten(1)[:, here].double()
+        return found
 
     found = [fit_features(some_features(first), numbers[first : first + width]) for first in parts]
     return Scale(
@@ -113,12 +117,13 @@ def _fit_rows(dataset: Dataset, rows: Tensor, numbers: Tensor) -> Scale:
 def _fit_common(dataset: Dataset, rows: Tensor, found: Preparation) -> Scale:
     """`fit_common` of some rows; of many that are streamed, in float64 and block by block."""
     width = dataset.x.shape[1:].numel()
-    if not isinstance(dataset.x, Streamed) or len(rows) * width <= BLOCK:
+    block = BLOCK // 8
+    if not isinstance(dataset.x, Streamed) or len(rows) * width <= block:
         return fit_common(found.scale(dataset.values(rows)))
     count, total, squares = len(rows) * width, 0.0, 0.0
-    for some in rows.split(max(1, BLOCK // width)):
+    for some in rows.split(max(1, block // width)):
         total += float(found.scale(dataset.values(some)).double().sum())
-    for some in rows.split(max(1, BLOCK // width)):
+    for some in rows.split(max(1, block // width)):
         off = found.scale(dataset.values(some)).double() - total / count
         squares += float(off.square().sum())
     return Scale((total / count,), (math.sqrt(squares / count) or 1.0,))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 WINDOW = 1 << 20
 """Bytes of a file that are read at once, at most: neighbours share a reading."""
 
-BLOCK = 1 << 22
+BLOCK = 1 << 20
 """Numbers of points that are looked at together."""
 
 DTYPES: dict[str, torch.dtype] = {
