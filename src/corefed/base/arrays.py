@@ -83,11 +83,37 @@ def load(
         return arrays
 
 
+def stored_at(path: Path, name: str) -> int | None:
+    """Where in the file the numbers of an array begin; None where they are packed, or not in the
+    order of rows."""
+    with _members(path) as members:
+        start = members[name].start
+    if start is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            if path.suffix.lower() != ".npy":  # names of files, and more, come before the array
+                file.seek(start + 26)
+                lengths = file.read(4)
+                start += 30 + sum(int.from_bytes(lengths[i : i + 2], "little") for i in (0, 2))
+            file.seek(start)
+            version = np.lib.format.read_magic(file)
+            _, columns_first, _ = (
+                np.lib.format.read_array_header_1_0(file)
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0(file)
+            )
+            return None if columns_first else file.tell()
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
 class _Member(NamedTuple):
     """A stored array: how to open it, and its size in bytes with the header."""
 
     open: Callable[[], IO[bytes]]
     size: int
+    start: int | None  # in the file, where it is not packed
 
 
 @contextmanager
@@ -96,12 +122,14 @@ def _members(path: Path) -> Iterator[dict[str, _Member]]:
     single = path.suffix.lower() == ".npy"
     try:
         if single:
-            yield {"X": _Member(lambda: path.open("rb"), path.stat().st_size)}
+            yield {"X": _Member(lambda: path.open("rb"), path.stat().st_size, 0)}
             return
         with zipfile.ZipFile(path) as archive:
             yield {
                 info.filename.removesuffix(".npy"): _Member(
-                    partial(archive.open, info), info.file_size
+                    partial(archive.open, info),
+                    info.file_size,
+                    info.header_offset if info.compress_type == zipfile.ZIP_STORED else None,
                 )
                 for info in archive.infolist()
                 if info.filename.endswith(".npy")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
+from corefed.base.streamed import values
 from corefed.base.types import Augment, Batch, ClientData
 from corefed.bayes import augment as augmenting
 
@@ -103,7 +104,7 @@ def gather(data: ClientData, chosen: Plan, augment: Augment | None = None) -> It
     x, y = data.x.flatten(0, 1), data.y.flatten(0, 1)
     for r in range(0, index.shape[1], each):
         rows = index[:, r : r + each].flatten()
-        points = x.index_select(0, rows).unflatten(0, (clients, -1))
+        points = values(x.index_select(0, rows)).unflatten(0, (clients, -1))
         if augment is not None and words is not None:
             points = augmenting.apply(augment, points, words[:, r : r + each])
         yield Batch(

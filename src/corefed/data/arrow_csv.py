@@ -77,7 +77,9 @@ def _plain_quotes(piece: bytes, sign: str, inside: bool) -> int:
     """
     boundary = re.escape(sign).encode() + rb"\r\n"
     # An even number of quotes, and text: the cell has ended before it.
-    if re.search(rb'(?:^|[%b])(?:"")+[^"%b]' % (boundary, boundary), piece):
+    # Most files have no doubled quotes, which `in` finds ten times as fast.
+    doubled = b'""' in piece
+    if doubled and re.search(rb'(?:^|[%b])(?:"")+[^"%b]' % (boundary, boundary), piece):
         raise StoppedError
     text = np.frombuffer(b"\n" + piece.replace(b'""', b"") + b"\n", np.uint8)
     at = np.flatnonzero(text == ord('"'))

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
+from corefed.base.streamed import Streamed
 from corefed.base.types import ClientData
 from corefed.data import scaling
 from corefed.data.dataset import Dataset
 from corefed.data.fingerprint import Fingerprint
 from corefed.data.partition import Split
 from corefed.data.preparation import Preparation, TargetUnit
+from corefed.data.streaming import ClientRows
 
 BLOCK = 1 << 12
 """Points that are converted at once: many clients are not converted one by one, and a large pool is
@@ -135,7 +137,12 @@ def stack(many: list[FederatedData]) -> FederatedData:
 
 def _check_memory(dataset: Dataset, splits: list[Split], memory_mb: int) -> None:
     """All clients are padded to the largest: check the memory before allocating it."""
-    point = 4 * dataset.x[0].numel() + dataset.y[0].numel() * dataset.y.element_size() + 4
+    streamed = isinstance(dataset.x, Streamed)  # and padding without points takes no memory
+    point = (
+        (0 if streamed else 4 * dataset.x[0].numel())
+        + dataset.y[0].numel() * dataset.y.element_size()
+        + 4
+    )
     parts = zip(*splits, strict=True)  # train, test, validation
     padded = sum(max(map(len, rows)) for rows in parts)
     needed_mb = point * padded * len(splits) / 2**20
@@ -155,7 +162,12 @@ def _pad(
     sizes = torch.tensor([len(one) for one in rows])
     shape = len(rows), int(sizes.max())
     # Zeros of numpy's take no memory until they are written: padding is not.
-    x = torch.from_numpy(np.zeros((*shape, *dataset.x.shape[1:]), np.float32))
+    streamed = isinstance(dataset.x, Streamed)
+    x = (
+        Streamed(ClientRows(dataset, rows, preparation, names), shape)
+        if streamed
+        else torch.from_numpy(np.zeros((*shape, *dataset.x.shape[1:]), np.float32))
+    )
     y = torch.from_numpy(np.zeros((*shape, *dataset.y.shape[1:]), dataset.y.numpy().dtype))
     real = torch.arange(shape[1]) < sizes.unsqueeze(-1)
     for first, last in _blocks(sizes.tolist(), alone=bool(preparation.clients)):
@@ -163,11 +175,13 @@ def _pad(
             done = 0
             for points in rows[first].split(LARGEST):
                 here = slice(done, done := done + len(points))
-                x[first, here] = preparation.scale(dataset.values(points), names[first])
+                if not streamed:
+                    x[first, here] = preparation.scale(dataset.values(points), names[first])
                 y[first, here] = dataset.y[points]
             continue
         points, mask = torch.cat(rows[first:last]), real[first:last]
-        x[first:last][mask] = preparation.scale(dataset.values(points), names[first])
+        if not streamed:
+            x[first:last][mask] = preparation.scale(dataset.values(points), names[first])
         y[first:last][mask] = dataset.y[points]
     return ClientData(x, y, real.float())
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
+from corefed.data import streaming
 from corefed.data.cells import shorten
 from corefed.data.columns import Layout
 
@@ -59,11 +60,13 @@ def check(dataset: Dataset) -> None:
 
 
 def _check_finite(name: str, what: str, values: Tensor) -> None:
-    bad = ~torch.isfinite(values)
-    if bad.any():
-        rows = bad.reshape(len(values), -1).any(-1).nonzero()
+    parts = (~torch.isfinite(some).reshape(len(some), -1) for some in streaming.blocks(values))
+    found = [(int(bad.sum()), bad.any(-1)) for bad in parts]
+    count = sum(number for number, _ in found)
+    if count:
+        rows = torch.cat([mine for _, mine in found]).nonzero()
         raise UserError(
-            f"Data set {name!r} has {int(bad.sum())} NaN or infinite {what} in {len(rows)} rows, "
+            f"Data set {name!r} has {count} NaN or infinite {what} in {len(rows)} rows, "
             f"the first in row {int(rows[0])}. Impute or remove those rows."
         )
 

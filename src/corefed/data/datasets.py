@@ -109,12 +109,16 @@ def load(
             )
         else:
             found = medmnist.find(path, memory_mb)
-        dataset = _embed(name, found, None if labels_only else embedding, bad_images)
+        dataset = _embed(
+            name, found, None if labels_only else embedding, bad_images, streamed=reading.streamed
+        )
     elif name.startswith("table:"):
         dataset = table.read(_path(name, data_dir), reading, memory_mb)
     elif name.startswith("npz:"):
         path = _path(name, data_dir)
-        dataset = npz.read(path, memory_mb, reading.client_column, reading.task)
+        dataset = npz.read(
+            path, memory_mb, reading.client_column, reading.task, streamed=reading.streamed
+        )
         if len(dataset.y.unique(dim=0)) == 1:
             raise UserError(f"y in {path} has one value only; there is nothing to learn.")
         dataset = dataset._replace(standardise=dataset.classes == 0)
@@ -185,13 +189,22 @@ def _path(name: str, data_dir: Path | None) -> Path:
     return fetch.find_path(written, data_dir)
 
 
-def _embed(name: str, found: ImageSet, embedder: Embedding | None, bad_images: str) -> Dataset:
+def _embed(
+    name: str,
+    found: ImageSet,
+    embedder: Embedding | None,
+    bad_images: str,
+    *,
+    streamed: bool = False,
+) -> Dataset:
     if embedder is None:
         x, y, notes = torch.zeros(len(found.y), 0), torch.from_numpy(found.y), found.notes
         held_out = None if found.held_out is None else torch.from_numpy(found.held_out)
         groups = None if found.groups is None else torch.from_numpy(found.groups)
     else:
-        x, y, held_out, notes, groups = embedding.embed(found, embedder, bad_images)
+        x, y, held_out, notes, groups = embedding.embed(
+            found, embedder, bad_images, streamed=streamed
+        )
     return Dataset(
         name,
         x,

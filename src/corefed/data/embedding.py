@@ -28,6 +28,7 @@ from corefed.base.shown import say
 from corefed.data import fetch, networks
 from corefed.data.networks import EMBEDDERS, Embedder
 from corefed.data.pictures import ImageSet, Pictures, UnreadableError, square, workers
+from corefed.data.streaming import ImageRows, of_rows
 
 if TYPE_CHECKING:
     from corefed.settings.run import Embedding
@@ -57,10 +58,20 @@ class Embedded(NamedTuple):
     groups: Tensor | None = None  # [N] int64
 
 
-def embed(images: ImageSet, embedding: Embedding, bad_images: str = "refuse") -> Embedded:
-    """Features of all images; unreadable ones are refused, or left out and counted."""
+def embed(
+    images: ImageSet, embedding: Embedding, bad_images: str = "refuse", *, streamed: bool = False
+) -> Embedded:
+    """Features of all images; unreadable ones are refused, or left out and counted.
+
+    Pixels that are `streamed` are decoded whenever they are asked for.
+    """
     name = networks.choose(embedding)
-    found = features(images.pictures, name, refuse=bad_images == "refuse")
+    refuse = bad_images == "refuse"
+    found = (
+        _streamed(images.pictures, EMBEDDERS[name], refuse)
+        if streamed and name == "none"
+        else features(images.pictures, name, refuse=refuse)
+    )
     kept = found.readable
     y = torch.from_numpy(images.y)[kept]
     held_out = None if images.held_out is None else torch.from_numpy(images.held_out)[kept]
@@ -69,7 +80,7 @@ def embed(images: ImageSet, embedding: Embedding, bad_images: str = "refuse") ->
         _check_left(images, y, held_out)
         notes = (*notes, _unreadable(images.pictures, kept) + "; they are left out.")
     x = found.x[kept]
-    if name == "none" and bool((x == x[:, :1]).all()):  # grey
+    if name == "none" and not streamed and bool((x == x[:, :1]).all()):  # grey
         x = x[:, :1]
     groups = None if images.groups is None else torch.from_numpy(images.groups)[kept]
     return Embedded(x, y, held_out, notes, groups)
@@ -95,12 +106,41 @@ def features(pictures: Pictures, name: str, *, refuse: bool) -> Features:
         found = _computed(pictures, name, embedder, refuse)
         if path is not None and (not refuse or bool(found.readable.all())):
             _keep(path, found)
-    if refuse and not bool(found.readable.all()):
+    _refuse_unreadable(pictures, found.readable, refuse)
+    return found
+
+
+def _refuse_unreadable(pictures: Pictures, readable: Tensor, refuse: bool) -> None:
+    if refuse and not bool(readable.all()):
         raise UserError(
-            f"{_unreadable(pictures, found.readable)}. Mend or remove them, or leave them out by "
+            f"{_unreadable(pictures, readable)}. Mend or remove them, or leave them out by "
             "--set bad_images=skip."
         )
-    return found
+
+
+def _streamed(pictures: Pictures, embedder: Embedder, refuse: bool) -> Features:
+    """Pixels that stay in their files, after a look at every image: which can be read, and whether
+    all of them are grey."""
+
+    def pixels(number: int) -> Tensor:
+        return torch.from_numpy(square(pictures.read(number), embedder.size))
+
+    count = len(pictures.names)
+    rows = ImageRows(
+        [Path(pictures.where) / name for name in pictures.names], pixels, embedder.size
+    )
+    readable, grey = torch.ones(count, dtype=torch.bool), True
+    with _quiet_decoders(), bars() as shown:
+        for number in range(count):
+            try:
+                found = pixels(number)
+                grey = grey and bool((found == found[:1]).all())
+            except UnreadableError:
+                readable[number] = False
+            shown.show("reading images", number + 1, count)
+    _refuse_unreadable(pictures, readable, refuse)
+    rows.channels = 1 if grey else 3
+    return Features(of_rows(rows, count), readable)
 
 
 def _unreadable(pictures: Pictures, readable: Tensor) -> str:

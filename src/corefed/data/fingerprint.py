@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from corefed.data import columns
+from corefed.data import columns, streaming
 from corefed.data.cells import shorten
 
 if TYPE_CHECKING:
@@ -30,10 +30,16 @@ def of(dataset: Dataset) -> dict[str, Any]:
     if dataset.digest:
         parts = {"images": dataset.digest}
     elif layout is None:
-        parts = {"X": _hash(dataset.x, tuple(dataset.x.shape[1:]))}
+        hashed = _begin(tuple(dataset.x.shape[1:]))
+        for some in streaming.blocks(dataset.x):
+            hashed.update(_bytes(some))
+        parts = {"X": hashed.hexdigest()}
     else:
-        pieces = columns.parts(dataset.x, layout.columns)
-        parts = {name: _hash(piece, column) for name, (column, piece) in pieces.items()}
+        every = {column.name: _begin(column) for column in layout.columns}
+        for some in streaming.blocks(dataset.x):
+            for name, (_, piece) in columns.parts(some, layout.columns).items():
+                every[name].update(_bytes(piece))
+        parts = {name: each.hexdigest() for name, each in every.items()}
     return {
         "rows": len(dataset.y),
         "columns": parts,
@@ -44,9 +50,18 @@ def of(dataset: Dataset) -> dict[str, Any]:
 
 
 def _hash(values: Tensor, *about: object) -> str:
-    found = hashlib.blake2b(repr(about).encode(), digest_size=8)
-    found.update(values.contiguous().numpy().reshape(-1).view("uint8").data)
+    found = _begin(*about)
+    found.update(_bytes(values))
     return found.hexdigest()
+
+
+def _begin(*about: object) -> hashlib.blake2b:
+    return hashlib.blake2b(repr(about).encode(), digest_size=8)
+
+
+def _bytes(values: Tensor) -> memoryview:
+    content: memoryview = values.contiguous().numpy().reshape(-1).view("uint8").data
+    return content
 
 
 def difference(there: Fingerprint, here: Fingerprint) -> str:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from corefed.base.streamed import Streamed
 from corefed.data import columns
 from corefed.data.cells import shorten
 
@@ -45,6 +46,8 @@ LISTED = 5
 
 def find(dataset: Dataset, splits: Sequence[Split] = ()) -> list[str]:
     """Hints about a table or arrays; `splits` say which rows are test rows."""
+    if isinstance(dataset.x, Streamed):  # values are not looked at again
+        return list(_variants(dataset))
     found = [*_first(_extremes(dataset)), *_variants(dataset)]
     if dataset.x.is_floating_point() and dataset.x.numel() <= MOST:
         found += [*_copies(dataset, splits), *_first(_leaks(dataset))]

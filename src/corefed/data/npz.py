@@ -20,7 +20,7 @@ from torch import Tensor
 from corefed.base import arrays
 from corefed.base.arrays import Array, Header
 from corefed.base.errors import UserError
-from corefed.data import class_names
+from corefed.data import class_names, streaming
 from corefed.data.dataset import Dataset
 
 CLIENTS = ("client", "clients", "group", "groups")
@@ -45,10 +45,13 @@ def look(path: Path) -> Outline:
     return Outline(headers[x].shape[1:] or (1,), client)
 
 
-def read(path: Path, memory_mb: int, client: str = "", task: str = "auto") -> Dataset:
+def read(
+    path: Path, memory_mb: int, client: str = "", task: str = "auto", *, streamed: bool = False
+) -> Dataset:
     """All points of the file; those of its test arrays are held out.
 
     `client` is the array that names the clients; `task` may make whole numbers a regression.
+    `streamed` points stay in the file.
     """
     headers = arrays.headers(path)
     pairs = _pairs(path, headers)
@@ -60,15 +63,19 @@ def read(path: Path, memory_mb: int, client: str = "", task: str = "auto") -> Da
     point = headers[pairs[0][0]].shape[1:] or (1,)
     kind, width = _family(headers[pairs[0][1]])
     # Beside the stored arrays, the points in float32 twice: whole, and split.
-    working = 8 * sum(math.prod(headers[x].shape) for x, _ in pairs)
-    wanted = [*(name for pair in pairs for name in pair), *owners]
+    working = 0 if streamed else 8 * sum(math.prod(headers[x].shape) for x, _ in pairs)
+    wanted = [*(y for _, y in pairs), *owners, *(() if streamed else (x for x, _ in pairs))]
     stored = arrays.load(path, wanted, memory_mb, working=working)
-    points = np.empty((sum(sizes), *point), np.float32)
-    for (x, _), end, size in zip(pairs, np.cumsum(sizes), sizes, strict=True):
-        with np.errstate(
-            over="ignore"
-        ):  # numbers that are too large become infinite, and are refused
-            points[end - size : end] = stored[x].reshape(size, *point)
+    if streamed:
+        points = _streamed(path, [x for x, _ in pairs], headers, point)
+    else:
+        whole = np.empty((sum(sizes), *point), np.float32)
+        for (x, _), end, size in zip(pairs, np.cumsum(sizes), sizes, strict=True):
+            with np.errstate(
+                over="ignore"
+            ):  # numbers that are too large become infinite, and are refused
+                whole[end - size : end] = stored[x].reshape(size, *point)
+        points = torch.from_numpy(whole)
     parts = [stored[y].reshape(-1, width) for _, y in pairs]
     whose = [stored[name].reshape(-1) for name in owners]
     targets, labels = _targets(path, kind, np.concatenate(parts), task)
@@ -76,7 +83,7 @@ def read(path: Path, memory_mb: int, client: str = "", task: str = "auto") -> Da
     groups, names = _groups(np.concatenate(whose)) if whose else (None, ())
     return Dataset(
         str(path),
-        torch.from_numpy(points),
+        points,
         targets,
         len(labels),
         groups,
@@ -86,6 +93,25 @@ def read(path: Path, memory_mb: int, client: str = "", task: str = "auto") -> Da
         notes=(*float_classes, *_notes(path, pairs, owners, headers, points)),
         group_names=names,
     )
+
+
+def _streamed(
+    path: Path, names: list[str], headers: dict[str, Header], point: tuple[int, ...]
+) -> Tensor:
+    """Points that stay in the file; packed ones are unpacked to a scratch file."""
+    parts = []
+    for name in names:
+        start = arrays.stored_at(path, name)
+        if start is None:
+            raise UserError(
+                f"{name} in {path} is compressed or stored by columns, and cannot be read in "
+                "parts; save it by numpy.savez, in the order of rows, or use --set resident=all."
+            )
+        if headers[name].dtype.hasobject:
+            raise UserError(f"{name} in {path} holds Python objects, which are never loaded.")
+        parts.append(streaming.stored(path, start, headers[name].dtype, point, torch.float32))
+    sizes = [headers[name].shape[0] for name in names]
+    return streaming.of_rows(streaming.JoinedRows(parts, sizes), sum(sizes))
 
 
 def _owners(
@@ -210,15 +236,18 @@ def _notes(
     pairs: list[tuple[str, str]],
     owners: list[str],
     headers: dict[str, Header],
-    points: Array,
+    points: Tensor,
 ) -> Iterator[str]:
     used = {name for pair in pairs for name in pair} | set(owners)
     others = [name for name in headers if name not in used]
     if others:
         yield f"{path} also holds {', '.join(others)}, which are not read."
     x = pairs[0][0]
-    if headers[x].dtype.kind in "iu" and points.max() > 1:
+    if headers[x].dtype.kind not in "iu":
+        return
+    largest = max(float(some.max()) for some in streaming.blocks(points))
+    if largest > 1:
         yield (
-            f"{x} in {path} holds whole numbers up to {points.max():.0f}, which are taken as they "
+            f"{x} in {path} holds whole numbers up to {largest:.0f}, which are taken as they "
             'are; scale = "standard" brings them to about 1.'
         )

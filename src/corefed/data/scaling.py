@@ -13,6 +13,7 @@ do not count, and become the mean.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
+from corefed.base.streamed import Streamed
 from corefed.data import columns
 from corefed.data.preparation import Preparation, Scale
 
@@ -64,7 +66,7 @@ def fit(dataset: Dataset, splits: Sequence[Split], scale: str, names: Sequence[s
         if scale in ("unit", "standard"):
             found = replace(found, fill=_fit_rows(dataset, train, numbers).mean)
     if scale == "standard":
-        common = fit_common(found.scale(dataset.values(train)))
+        common = _fit_common(dataset, train, found)
         found = replace(found, mean=common.mean, std=common.std)
     elif scale in ("features", "client"):
         common = _fit_rows(dataset, train, numbers)
@@ -89,20 +91,42 @@ def _never(dataset: Dataset, rows: Tensor, flags: Tensor) -> Tensor:
 def _fit_rows(dataset: Dataset, rows: Tensor, numbers: Tensor) -> Scale:
     """`fit_features` of some rows. Of many, a few features at a time, so that a large pool is
     never copied whole."""
-    if dataset.x.dim() > 2 or len(rows) * len(numbers) <= BLOCK:
+    streamed = isinstance(dataset.x, Streamed)
+    block = BLOCK // 4 if streamed else BLOCK
+    if (dataset.x.dim() > 2 and not streamed) or len(rows) * len(numbers) <= block:
         return fit_features(dataset.values(rows), numbers)
-    parts = range(0, len(numbers), width := max(1, BLOCK // len(rows)))
-    found = [
-        fit_features(
-            dataset._replace(x=dataset.x[:, first : first + width]).values(rows),
-            numbers[first : first + width],
-        )
-        for first in parts
-    ]
+    parts = range(0, len(numbers), width := max(1, block // len(rows)))
+
+    def some_features(first: int) -> Tensor:
+        if not streamed:
+            return dataset._replace(x=dataset.x[:, first : first + width]).values(rows)
+        # In the order of the file, which is read once, and put in the order of the rows.
+        here = slice(first, first + width)
+        found = torch.empty(len(rows), len(numbers[here]), dtype=torch.float64)
+        for some in rows.argsort().split(max(1, block // len(numbers))):
+            found[some] = dataset.values(rows[some]).flatten(1)[:, here].double()
+        return found
+
+    found = [fit_features(some_features(first), numbers[first : first + width]) for first in parts]
     return Scale(
         tuple(value for each in found for value in each.mean),
         tuple(value for each in found for value in each.std),
     )
+
+
+def _fit_common(dataset: Dataset, rows: Tensor, found: Preparation) -> Scale:
+    """`fit_common` of some rows; of many that are streamed, in float64 and block by block."""
+    width = dataset.x.shape[1:].numel()
+    block = BLOCK // 8
+    if not isinstance(dataset.x, Streamed) or len(rows) * width <= block:
+        return fit_common(found.scale(dataset.values(rows)))
+    count, total, squares = len(rows) * width, 0.0, 0.0
+    for some in rows.split(max(1, block // width)):
+        total += float(found.scale(dataset.values(some)).double().sum())
+    for some in rows.split(max(1, block // width)):
+        off = found.scale(dataset.values(some)).double() - total / count
+        squares += float(off.square().sum())
+    return Scale((total / count,), (math.sqrt(squares / count) or 1.0,))
 
 
 def fit_common(x: Tensor) -> Scale:

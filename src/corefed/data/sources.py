@@ -64,22 +64,23 @@ class Source(NamedTuple):
         return f"{where} of {self.path}"
 
 
-def find(path: Path, memory_mb: int) -> Source:
-    """Read the header of a table; its size is checked first."""
+def find(path: Path, memory_mb: int, *, streamed: bool = False) -> Source:
+    """Read the header of a table; its size is checked first, unless it shall not be in memory."""
     if not path.is_file():
         raise UserError(f"{path} is no file; a table is a .csv, .tsv or .parquet file.")
-    check_size(path, memory_mb)
+    if not streamed:
+        check_size(path, memory_mb)
     if path.suffix.lower() in PARQUET:
         return _parquet(path)
     if path.suffix.lower() in CSV:
-        return _csv(path)
+        return _csv(path, keep=not streamed)
     raise UserError(f"{path} is no table by its ending; use {' '.join((*CSV, *PARQUET))}.")
 
 
 # --- CSV ------------------------------------------------------------------------------------------
 
 
-def _csv(path: Path) -> Source:
+def _csv(path: Path, *, keep: bool = True) -> Source:
     check_content(path)
     with open_text(path) as file:
         first = file.readline()
@@ -88,7 +89,7 @@ def _csv(path: Path) -> Source:
         header = read_header(path, next(csv.reader(file, strict=True, delimiter=sign), []))
     quoting = arrow_csv.look(path, sign)
     fast = quoting != "doubtful"
-    keep = fast and path.stat().st_size <= KEPT
+    keep = keep and fast and path.stat().st_size <= KEPT
     kept: list[Block] = []  # a table is read twice
 
     def rows() -> Iterator[tuple[int, list[str]]]:

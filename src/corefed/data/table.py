@@ -39,12 +39,13 @@ class Settings(NamedTuple):
     missing: str = "impute"
     task: str = "auto"
     smallest_client: int = 1
+    streamed: bool = False  # features stay in a file; also of .npz and images
     partial: bool = False  # one site's part; it may lack classes, values, and columns to ignore
 
 
 def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = False) -> Dataset:
     """All rows whose target (and client) is known; `labels_only` leaves features unread."""
-    source = sources.find(path, memory_mb)
+    source = sources.find(path, memory_mb, streamed=settings.streamed)
     settings, index = _without_index(source, settings)
     roles = _roles(source, settings)
     if labels_only:
@@ -59,12 +60,14 @@ def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = 
     )
     if settings.missing == "refuse":
         _refuse_missing(source, profiles)
-    _check_memory(path, target.rows, layout, memory_mb)
+    if not settings.streamed:
+        _check_memory(path, target.rows, layout, memory_mb)
     if settings.client_column:
         _check_clients(source, profiles[settings.client_column])
     rows = table_rows.read(
-        source, (settings.target, settings.client_column), layout, target.rows, task
-    )
+        source, (settings.target, settings.client_column), layout, target.rows, task,
+        streamed=settings.streamed,
+    )  # fmt: skip
     labels: tuple[str, ...] = ()
     if task == "regression":
         y = torch.from_numpy(np.concatenate(rows.numbers)).to(torch.float32).unsqueeze(1)
@@ -81,7 +84,7 @@ def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = 
     }
     return Dataset(
         str(path),
-        torch.from_numpy(rows.x),
+        rows.x,
         y,
         len(labels),
         groups,

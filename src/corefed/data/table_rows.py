@@ -17,6 +17,7 @@ from corefed.base.errors import UserError
 from corefed.data import columns, values
 from corefed.data.columns import Column
 from corefed.data.sources import Source
+from corefed.data.streaming import Scratch, of_rows
 from corefed.data.values import Numbers
 
 
@@ -41,7 +42,7 @@ class Names:
 
 
 class Rows(NamedTuple):
-    x: Numbers  # [n, width]
+    x: Tensor  # [n, width] float64
     targets: Names  # of classes
     numbers: list[Numbers]  # the targets of a regression, in parts
     clients: Names
@@ -54,10 +55,18 @@ def read(
     layout: tuple[Column, ...],
     rows: int,
     task: str,
+    *,
+    streamed: bool = False,
 ) -> Rows:
-    """All rows whose target and client, the columns of `special`, are known."""
+    """All rows whose target and client, the columns of `special`, are known.
+
+    `streamed` features are unpacked to a file: a client's rows are all over a table, which would
+    be read whole for every client.
+    """
     target = special[0]
-    x = np.empty((rows, columns.width(layout)))
+    width = columns.width(layout)
+    scratch = Scratch((width,), torch.float64) if streamed else None
+    x = np.empty((0 if streamed else rows, width))
     targets, clients, measured = Names(), Names(), list[Numbers]()
     left_out = {"target": 0, "client": 0}
     seen = filled = 0
@@ -81,7 +90,10 @@ def read(
         seen += len(kept)
         if seen > rows:
             break
-        x[filled : filled + count] = features[kept]
+        if scratch is not None:
+            scratch.append(features[kept])
+        else:
+            x[filled : filled + count] = features[kept]
         filled += count
         for name, into in zip(special, (targets, clients), strict=True):
             if name in named:
@@ -94,4 +106,7 @@ def read(
         raise UserError(
             f"Every row of {source.path} lacks its target or its client; there is nothing to learn."
         )
-    return Rows(x[:filled], targets, measured, clients, left_out)
+    held = torch.from_numpy(x[:filled])
+    if scratch is not None:
+        held = of_rows(scratch.rows(), filled)
+    return Rows(held, targets, measured, clients, left_out)

@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
+
+from corefed.data import streaming
 from corefed.data.cells import shorten
 
 if TYPE_CHECKING:
@@ -37,10 +40,14 @@ def find_warnings(dataset: Dataset) -> list[str]:
 
 def _column_warnings(dataset: Dataset) -> Iterator[str]:
     if dataset.layout is None:
-        flat = dataset.x.flatten(1)
-        constant = int((flat == flat[:1]).all(0).sum()) if flat.shape[1] else 0
-        if constant and not dataset.embedding and flat.is_floating_point():
-            yield f"{constant} of {flat.shape[1]} features never change."
+        width = dataset.x.shape[1:].numel()
+        if not width or dataset.embedding or not dataset.x.is_floating_point():
+            return
+        first = dataset.x[:1].flatten(1)
+        same = [(some.flatten(1) == first).all(0) for some in streaming.blocks(dataset.x)]
+        constant = int(torch.stack(same).all(0).sum())
+        if constant:
+            yield f"{constant} of {width} features never change."
         return
     features = [one for one in dataset.layout.profiles if one.role in ("number", "category")]
     constant_ones = [one.name for one in features if one.constant]

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
+from corefed.base.streamed import Streamed, values
 from corefed.base.types import ClientData
 from corefed.bayes import gaussian, heads
 from corefed.models.network import Model
@@ -37,6 +38,10 @@ BLOCK = 1 << 23
 FEATURES = 1 << 25
 """Features of all clients and draws that are held at once: 128 MiB. A client with more points is
 gone through in parts."""
+
+
+STREAMED = 1 << 22
+"""Numbers of points that are read at once from their files: 16 MiB."""
 
 
 class Place(NamedTuple):
@@ -109,9 +114,11 @@ def draw(
     tops = gaussian.sample(posterior, noise).split(each, 1)  # F times [C, S / F, H]
     (clients, points), found = data.weight.shape, []
     step = max(1, FEATURES // (clients * feature_draws * model.head.width))
+    if isinstance(data.x, Streamed):  # what is read at once is no more than what is computed
+        step = min(step, max(1, STREAMED // (clients * data.x.shape[2:].numel())))
     for start in range(0, points, step):
         some = slice(start, min(start + step, points))
-        x, y, real = data.x[:, some], data.y[:, some], data.weight[:, some] > 0
+        x, y, real = values(data.x[:, some]), data.y[:, some], data.weight[:, some] > 0
         features = zero_where_unusable(model.head.features(theta, x), real)
         log_p = [
             heads.log_likelihoods(model, theta[:, f], features[:, f], top, y)

@@ -190,6 +190,11 @@ class Run:
     """Where to compute: auto, cpu, cuda or cuda:INDEX."""
     runtime: Literal["vmap", "loop"] = "vmap"
     """All clients stacked, as far as memory allows, or one after the other."""
+    resident: Literal["all", "coreset"] = "all"
+    """Training points in memory: all, or those alone that clients train on. The others stay in
+    their file and are read when coresets are reselected; a method on all points then reads every
+    minibatch. It takes npz:, table: or image-folder: (embedding=none), runtime=loop, a CPU and
+    one seed."""
     compile: Literal["auto", "on", "graph", "off"] = "auto"
     """Local steps as one compiled program; `graph` replays them on a GPU without compiling."""
     memory_mb: Annotated[PositiveInt, Unit("MB")] = 4096

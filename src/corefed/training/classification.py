@@ -62,10 +62,10 @@ def take(tensors: Tree, kind: str, g: int, clients: int) -> Predicted | None:
 
 def thresholds(chosen_on: Predicted | None, classes: int) -> list[float] | None:
     """One per class; None where there are no points to choose them on."""
-    from sklearn.metrics import roc_curve  # takes a second
-
     if chosen_on is None:
         return None
+    from sklearn.metrics import roc_curve  # takes two seconds: only where it is needed
+
     found = []
     for c in range(classes):
         positive = chosen_on.y == c

@@ -16,6 +16,7 @@ from torch import Tensor
 from corefed.base.rng import Streams
 from corefed.base.types import Augment, ClientData, Method, Subset, Tree, Work
 from corefed.bayes.batches import Plan, changing, gather, noises, plan, tally
+from corefed.data import streaming
 from corefed.training.allowance import Allowance
 
 SUBSET = "subset."
@@ -141,6 +142,7 @@ def train(
             state = subset.select(state, working, data, streams, work)
             state = state if asked is None else _where(asked, state, before)
             weight = subset.weights(state)
+            streaming.hold(data.x, weight)
             sizes = _sizes(subset, weight, points, work)
             if subset.learn is not None:
                 working[SEEN] = data.weight.new_zeros(len(weight), 2, weight.shape[1] + 1)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
+from corefed.base.streamed import values
 from corefed.base.types import ClientData, Method, Tree, places
 from corefed.bayes import temperature as tempering
 from corefed.data.preparation import TargetUnit
@@ -100,7 +101,7 @@ def evaluate(
         rows, method, models, noise = chunk
         part = places(rows)
         length = longest(rows)
-        x, y = test.x[part][:, :length], test.y[part][:, :length]
+        x, y = values(test.x[part][:, :length]), test.y[part][:, :length]
         for name, model in models.items():
             predicted = method.predict(model, x, noise)
             here, own = unit.at(part) if unit else None, T[name][part] if name in T else None

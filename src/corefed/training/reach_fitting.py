@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from corefed.base.streamed import Streamed, values
+from corefed.base.types import ClientData
 from corefed.data.clients import FederatedData
 from corefed.data.preparation import Preparation
 from corefed.training import reach
@@ -39,11 +41,26 @@ SHRINK = 0.05
 
 def measure(data: FederatedData) -> list[Reach]:
     """Of every seed, from its clients' training points."""
+    if isinstance(data.train.x, Streamed):
+        data = data._replace(train=_some(data.train))
     each = len(data.names) // len(data.preparations)
     return [
         _of_run(data, preparation, range(g * each, (g + 1) * each))
         for g, preparation in enumerate(data.preparations)
     ]
+
+
+def _some(train: ClientData) -> ClientData:
+    """Points that are streamed: as many per client as fit into half a piece, evenly spaced."""
+    clients, width = len(train.weight), max(1, train.x.shape[2:].numel())
+    most = max(OWN, PIECE // (2 * clients * width))
+    sizes = train.size.clamp_max(most)
+    step = (train.size / sizes.clamp_min(1)).unsqueeze(1)
+    place = torch.arange(int(sizes.max()))
+    at = (place * step).long().clamp_max(train.weight.shape[1] - 1)
+    real = place < sizes.unsqueeze(1)
+    client = torch.arange(clients).unsqueeze(1)
+    return ClientData(values(train.x[client, at]), train.y[client, at], real.float())
 
 
 def _of_run(data: FederatedData, preparation: Preparation, rows: range) -> Reach:
@@ -72,12 +89,17 @@ def _of_run(data: FederatedData, preparation: Preparation, rows: range) -> Reach
 
 
 def _pieces(x: Tensor, real: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Some clients after the other: which, their points [c, n, d] and which are real."""
-    width = max(1, x[0].numel())
+    """Some clients after the other: which, their points [c, n, d] and which are real.
+
+    Without the padding that all of them have, which takes no memory until it is looked at.
+    """
+    width = max(1, x.shape[1:].numel())
     step = max(1, PIECE // width)
     for first in range(0, len(x), step):
         here = slice(first, min(len(x), first + step))
-        yield here, x[here].flatten(2).cpu(), real[here].cpu()
+        there = real[here].cpu()
+        there = there[:, : max(1, int(there.sum(1).max()))]
+        yield here, x[here][:, : there.shape[1]].flatten(2).cpu(), there
 
 
 def _moments(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -85,16 +107,28 @@ def _moments(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     low, high, mean = [], [], []
     squares, count = torch.zeros(()), 0
     for _, points, there in _pieces(x, real):
-        mask = there.unsqueeze(-1)
-        low.append(points.masked_fill(~mask, math.inf).amin(1))
-        high.append(points.masked_fill(~mask, -math.inf).amax(1))
         n = there.sum(1).clamp_min(1)
-        m = (points.double() * mask).sum(1) / n.unsqueeze(1)
+        least, most, total = [], [], list[Tensor]()
+        for some, mask in _blocks(points, there):
+            least.append(some.masked_fill(~mask, math.inf).amin(1))
+            most.append(some.masked_fill(~mask, -math.inf).amax(1))
+            total.append((some.double() * mask).sum(1))
+        m = torch.stack(total).sum(0) / n.unsqueeze(1)
+        for some, mask in _blocks(points, there):
+            off = (some - m.unsqueeze(1)) * mask
+            squares = squares + off.square().sum((0, 1))
+        low.append(torch.stack(least).amin(0))
+        high.append(torch.stack(most).amax(0))
         mean.append(m)
-        off = (points - m.unsqueeze(1)) * mask
-        squares = squares + off.square().sum((0, 1))
         count += int(there.sum())
     return torch.cat(low), torch.cat(high), torch.cat(mean), squares / max(1, count)
+
+
+def _blocks(points: Tensor, there: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The points of a piece, some after the other where a client alone has more than a piece."""
+    step = max(1, PIECE // max(1, points[:, 0].numel()))
+    pairs = zip(points.split(step, 1), there.split(step, 1), strict=True)
+    return ((some, mask.unsqueeze(-1)) for some, mask in pairs)
 
 
 def _floored(std: Tensor, numbers: Tensor) -> Tensor:
@@ -126,7 +160,7 @@ def _extremes(x: Tensor, real: Tensor, sign: int) -> tuple[Tensor, Tensor]:
     for here, points, there in _pieces(x, real):
         flat = (sign * points).masked_fill(~there.unsqueeze(-1), -math.inf).flatten(0, 1)
         best, at = flat.topk(min(2, len(flat)), 0)
-        at = at + here.start * real.shape[1]
+        at = (here.start + at // there.shape[1]) * real.shape[1] + at % there.shape[1]
         if values.numel():
             best, at = torch.cat([values, best]), torch.cat([places, at])
             best, order = best.topk(min(2, len(best)), 0)

@@ -14,6 +14,7 @@ from torch import Tensor
 from corefed.base.errors import UserError
 from corefed.base.shown import say_note
 from corefed.base.types import ClientData, Tree
+from corefed.data import streaming
 from corefed.data.clients import FederatedData
 from corefed.models.own import Factory
 from corefed.settings.config import to_dict
@@ -164,6 +165,8 @@ def summarise(
     if saves is not None:
         summary["checkpoints"] = saves.pace.summary()
     points = int(data.train.size.sum())
+    if told := streaming.said(data.train.x):
+        summary["streaming"] = told
     summary["cost"]["passes_over_data"] = summary["cost"]["passes"] / max(1, points)
     summary["cost"]["wall_seconds"] = time.perf_counter() - began
     return summary

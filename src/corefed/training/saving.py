@@ -13,6 +13,7 @@ from torch import Tensor
 from corefed.base import digests, files, tensor_file
 from corefed.base.digests import Stream
 from corefed.base.rng import Streams, Who
+from corefed.base.streamed import values
 from corefed.base.types import ClientData, Tree
 from corefed.bayes import uncertainty
 from corefed.bayes.uncertainty import Prediction
@@ -141,7 +142,7 @@ def held_out_of(
         here = rows[first : first + many]
         span, runs = range(first, first + len(here)), [one // per_run for one in here]
         x = test.x[first : first + many]
-        x = x[:, masks[first]] if len(here) == 1 else x
+        x = values(x[:, masks[first]] if len(here) == 1 else x)
         who = [Who(run.seeds[one // per_run], trees.first + one % per_run) for one in here]
         # As later predictions are drawn: on a CPU they are the same to the last bit.
         streams = Streams(who, run.rounds, x.device)

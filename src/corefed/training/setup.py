@@ -126,6 +126,7 @@ def prepare(
     """
     experiment = concrete(experiment)
     run = experiment.run
+    refuse_unstreamable(run, data)
     device = torch.device(run.device)
     if data is None and run.data == MEMORY:
         raise UserError(
@@ -175,6 +176,32 @@ def prepare(
         say_note(note)
     data = data._replace(notes=(*data.notes, *said))
     return Setup(experiment, data, model, method, trained, servers, here.start)
+
+
+def refuse_unstreamable(run: Run, data: FederatedData | None) -> None:
+    """resident=coreset where points are not in a file, or clients not one after the other."""
+    if run.resident == "all":
+        return
+    images = run.data.startswith("image-folder:") and run.embedding == "none"
+    if data is not None or not (run.data.startswith(("npz:", "table:")) or images):
+        raise UserError(
+            f"resident is coreset, but {run.data} is in memory as a whole; it takes npz:PATH, "
+            "table:PATH or image-folder:PATH with embedding=none."
+        )
+    for name, value, wanted in (
+        ("runtime", run.runtime, "loop"),
+        ("device", run.device, "cpu"),
+        ("augment", run.augment, "off"),
+    ):
+        if value != wanted:
+            raise UserError(
+                f"resident is coreset, for which {name} must be {wanted}, and it is {value}; add "
+                f"--set {name}={wanted}."
+            )
+    if run.compile in ("on", "graph"):
+        raise UserError("resident is coreset, whose steps are not compiled; leave compile out.")
+    if len(run.seeds) > 1:
+        raise UserError("resident is coreset, which trains one seed; start a run for each.")
 
 
 def compiled_steps(
@@ -273,6 +300,7 @@ def pool(
         run.missing,
         run.task,
         run.smallest_client if natural else 1,
+        streamed=run.resident == "coreset",
     )
     dataset = datasets.load(
         run.data,
