@@ -27,7 +27,7 @@ from torch import Tensor
 from corefed.base.passes import STEP
 from corefed.base.types import ClientData
 from corefed.models.likelihood import Categorical
-from corefed.selectors import gradients, sampling
+from corefed.selectors import gradients, guard, sampling
 from corefed.selectors.frame import Choice, Look
 
 ALLOWED = 0.02
@@ -62,15 +62,25 @@ def room(steps: Tensor, points: Tensor, draws: int, unseen: Tensor, mask: Tensor
 
 def catch_up(look: Look) -> Tensor:
     """[C, n] scores, after a look at the points that were not seen for longest."""
+    if look.room is None or look.unseen is None:
+        return look.memory
+    rows = (look.room > 0).nonzero().squeeze(-1).tolist()
+    if not rows:
+        return look.memory
+    own = guard.take_clients(look, rows)  # the others draw nothing, whoever is in the call
+    score = look.memory.clone()
+    score[rows, : own.mask.shape[1]] = _looked_at(own)
+    return score
+
+
+def _looked_at(look: Look) -> Tensor:
     score, unseen, mask = look.memory, look.unseen, look.mask
-    most = 0 if look.room is None else int(look.room.max())
-    if look.room is None or unseen is None or most == 0:
-        return score
+    assert look.room is not None and unseen is not None
     age = torch.where(unseen < 0, torch.inf, unseen).masked_fill(~mask, -torch.inf)
     words = look.streams.words("seen/turn", mask.shape[-1]).squeeze(1)  # of equal ages, any
     order = words.masked_fill(~mask, torch.iinfo(words.dtype).max).argsort(-1)
     order = order.gather(-1, age.gather(-1, order).argsort(stable=True, descending=True))
-    index = order[:, :most]
+    index = order[:, : int(look.room.max())]
     taken = torch.arange(index.shape[1], device=index.device) < look.room.unsqueeze(-1)
     taken = taken & mask.gather(-1, index)
     rows = torch.arange(len(index), device=index.device).unsqueeze(-1)
