@@ -20,7 +20,7 @@ def test_without_the_studies_a_sentence_says_where_they_are(
     monkeypatch.setattr(studies, "find_spec", lambda name: None)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     studies.add_to(app)
-    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(cli, "command", lambda: typer.main.get_command(app))
     done = corefed(*arguments, "--scale", "quick", "--json")
     assert done.code == 2 and done.out == ""
     assert done.err == (

@@ -300,9 +300,11 @@ def test_a_module_of_linear_layers_is_the_mlp(nets: Path) -> None:
     theta, x = normal(2, 5, network.size), normal(2, 6, 4, seed=1)
     torch.testing.assert_close(network.forward(theta, x), by_hand.forward(theta, x))
     assert network.head is not None and by_hand.head is not None
-    assert network.head[1:] == by_hand.head[1:]
+    assert network.head[1:4] == by_hand.head[1:4]
     ours, theirs = network.head.features(theta, x), by_hand.head.features(theta, x)
     torch.testing.assert_close(ours, theirs)
+    assert network.head.both is not None and by_hand.head.both is not None
+    torch.testing.assert_close(network.head.both(theta, x), by_hand.head.both(theta, x))
     data = ClientData(x, torch.zeros(2, 6).long(), torch.ones(2, 6))
     pi = torch.stack([normal(2, network.size), normal(2, network.size, seed=3)], 1)
     one, other = (
