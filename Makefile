@@ -10,7 +10,7 @@ FEDERATION := runs/federation-demo
 
 help:
 	@echo "make install      everything, for the tests, the pages and the studies"
-	@echo "make run          train on the built-in digits, compare four methods and write a page (under 60 s)"
+	@echo "make run          train on the built-in digits, compare four methods and write a page (a minute)"
 	@echo "make federation-demo  a server and three clients as processes, one killed on the way"
 	@echo "make test         style, types, the built wheel and all tests"
 	@echo "make lint         style, types and the order of imports"
