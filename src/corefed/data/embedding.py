@@ -26,9 +26,10 @@ from corefed.base.errors import UserError
 from corefed.base.progress import bars
 from corefed.base.shown import say
 from corefed.data import fetch, networks
+from corefed.data.file_rows import ImageRows
 from corefed.data.networks import EMBEDDERS, Embedder
 from corefed.data.pictures import ImageSet, Pictures, UnreadableError, square, workers
-from corefed.data.streaming import ImageRows, of_rows
+from corefed.data.streaming import of_rows
 
 if TYPE_CHECKING:
     from corefed.settings.run import Embedding

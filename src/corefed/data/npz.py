@@ -20,7 +20,7 @@ from torch import Tensor
 from corefed.base import arrays
 from corefed.base.arrays import Array, Header
 from corefed.base.errors import UserError
-from corefed.data import class_names, streaming
+from corefed.data import class_names, file_rows, streaming
 from corefed.data.dataset import Dataset
 
 CLIENTS = ("client", "clients", "group", "groups")
@@ -109,9 +109,9 @@ def _streamed(
             )
         if headers[name].dtype.hasobject:
             raise UserError(f"{name} in {path} holds Python objects, which are never loaded.")
-        parts.append(streaming.stored(path, start, headers[name].dtype, point, torch.float32))
+        parts.append(file_rows.stored(path, start, headers[name].dtype, point, torch.float32))
     sizes = [headers[name].shape[0] for name in names]
-    return streaming.of_rows(streaming.JoinedRows(parts, sizes), sum(sizes))
+    return streaming.of_rows(file_rows.JoinedRows(parts, sizes), sum(sizes))
 
 
 def _owners(

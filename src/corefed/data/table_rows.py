@@ -16,8 +16,9 @@ from torch import Tensor
 from corefed.base.errors import UserError
 from corefed.data import columns, values
 from corefed.data.columns import Column
+from corefed.data.file_rows import Scratch
 from corefed.data.sources import Source
-from corefed.data.streaming import Scratch, of_rows
+from corefed.data.streaming import of_rows
 from corefed.data.values import Numbers
 
 

@@ -149,7 +149,8 @@ def _import_the_rest() -> None:
     import torch
     from PIL import Image  # noqa: F401
 
-    from corefed.data.streaming import Scratch, of_rows
+    from corefed.data.file_rows import Scratch
+    from corefed.data.streaming import of_rows
 
     of_rows(Scratch((1,), torch.float32).rows(), 2)[:1].view(1, 1, 1)
 
