@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -52,6 +53,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in PLACES:
             if item.get_closest_marker(mark) and not lies_in(item.path, mark):
                 raise pytest.UsageError(f"{item.nodeid}: add its file to {mark} of PLACES")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays; the garbage collector need not look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

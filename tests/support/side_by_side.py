@@ -21,11 +21,18 @@ def run(first: str, second: str) -> int:
         )
         showing = threading.Thread(target=show_when_ended, args=(other, said))
         showing.start()
-        try:
-            code = subprocess.run(first, shell=True).returncode
-        finally:  # Ctrl-C reaches both, and they end by themselves
-            showing.join()
+        code = wait_for(subprocess.Popen(first, shell=True))
+        showing.join()
         return 1 if code or other.returncode else 0
+
+
+def wait_for(process: subprocess.Popen[bytes]) -> int:
+    """Ctrl-C reaches both commands, and they end by themselves."""
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
 
 
 def show_when_ended(process: subprocess.Popen[bytes], said: IO[bytes]) -> None:
