@@ -150,7 +150,7 @@ wheel-check: install
 	"$$python" -m hatchling build -t sdist -d "$$folder/sdist" >/dev/null && \
 	"$$python" -m pip wheel --quiet --no-deps --no-build-isolation -w "$$folder" \
 		"$$folder"/sdist/*.tar.gz && \
-	"$$python" -m pip install --quiet --no-deps --target "$$folder/site" "$$folder"/*.whl && \
+	"$$python" -m pip install --quiet --no-deps --no-compile --target "$$folder/site" "$$folder"/*.whl && \
 	cd "$$folder" && export PYTHONPATH="$$folder/site" && \
 	"$$python" -c 'import corefed, os; assert corefed.__file__.startswith(os.environ["PYTHONPATH"])' && \
 	"$$python" -m corefed --version && \
