@@ -6,7 +6,8 @@ QUICKSTART := runs/quickstart
 FEDERATION := runs/federation-demo
 # Under make -j the steps would share two cores and mix what they print.
 .NOTPARALLEL:
-.PHONY: help install run federation-demo test lint format check wheel-check docs docs-serve house clean
+.PHONY: help install run federation-demo test lint format check unit federations jax notebooks \
+	wheel-check docs docs-serve house clean
 
 help:
 	@echo "make install      everything, for the tests, the pages and the studies"
@@ -15,6 +16,7 @@ help:
 	@echo "make test         style, types, the built wheel and all tests"
 	@echo "make lint         style, types and the order of imports"
 	@echo "make check        tests only; make check ARGS='-k coreset' picks some"
+	@echo "make unit, federations, jax, notebooks    the parts of make check, one after the other"
 	@echo "make format       put the code into shape"
 	@echo "make wheel-check  build the wheel and run it from outside the source tree"
 	@echo "make docs         build the documentation into site/; make docs-serve shows it"
@@ -91,7 +93,18 @@ federation-demo: $(VENV)/.first-look
 
 # --- What must hold ------------------------------------------------------------------------------
 
-test: lint wheel-check check
+# Federations mostly wait: for processes to start, and for each other. The unit tests fill that time,
+# at a lower priority, so that nothing that waits for a clock waits for them.
+SIDE_BY_SIDE := $(BIN)/python tests/support/side_by_side.py
+UNIT := nice -n 5 $(MAKE) --no-print-directory unit
+OTHERS := $(MAKE) --no-print-directory
+
+test: install
+	@$(SIDE_BY_SIDE) '$(UNIT)' '$(OTHERS) lint wheel-check federations jax notebooks'
+
+# Tests only.
+check: install
+	@$(SIDE_BY_SIDE) '$(UNIT)' '$(OTHERS) federations jax notebooks'
 
 lint: install
 	@echo "==> style and types"
@@ -108,18 +121,25 @@ export COREFED_DATA := $(abspath ../shared/data)
 endif
 endif
 
-# Two processes of one thread each: on two cores faster than one process of two threads. Tests of
-# real federations start processes of their own and come afterwards, two files at a time: those of
-# a file share one federation. Exit code 5 of pytest is that ARGS picked none of these.
-check: install
+# Two processes of one thread each: on two cores faster than one process of two threads. Exit code 5
+# of pytest is that ARGS picked none of these. `tests/conftest.py` says where marked tests lie.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+unit: install
 	@echo "==> tests (data: $${COREFED_DATA:-only what is built in})"
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m 'not federation and not jax' $(ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) --dist worksteal -m 'not federation and not jax' $(ARGS) || [ $$? -eq 5 ]
+
+# Two files at a time: those of a file share one federation.
+federations: install
 	@echo "==> tests of real federations: processes that are killed, frozen and made to lie"
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m federation $(ARGS) || [ $$? -eq 5 ]
-	@echo "==> tests that import JAX, and the notebooks"
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m jax tests/coreset tests/studies/test_pays_bench.py \
-		tests/docs/test_pages.py $(ARGS) || [ $$? -eq 5 ]
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --nbmake --nbmake-timeout=300 examples/notebooks $(ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) --dist loadfile -m federation $(ARGS) || [ $$? -eq 5 ]
+
+jax: install
+	@echo "==> tests that import JAX"
+	$(PYTEST) -m jax $(ARGS) || [ $$? -eq 5 ]
+
+notebooks: install
+	@echo "==> notebooks"
+	$(PYTEST) --nbmake --nbmake-timeout=300 examples/notebooks $(ARGS) || [ $$? -eq 5 ]
 
 # The wheel is made from the source archive, and installed into a folder of its own that comes
 # before the source tree on the path. It trains and compares there.
@@ -130,7 +150,7 @@ wheel-check: install
 	"$$python" -m hatchling build -t sdist -d "$$folder/sdist" >/dev/null && \
 	"$$python" -m pip wheel --quiet --no-deps --no-build-isolation -w "$$folder" \
 		"$$folder"/sdist/*.tar.gz && \
-	"$$python" -m pip install --quiet --no-deps --target "$$folder/site" "$$folder"/*.whl && \
+	"$$python" -m pip install --quiet --no-deps --no-compile --target "$$folder/site" "$$folder"/*.whl && \
 	cd "$$folder" && export PYTHONPATH="$$folder/site" && \
 	"$$python" -c 'import corefed, os; assert corefed.__file__.startswith(os.environ["PYTHONPATH"])' && \
 	"$$python" -m corefed --version && \

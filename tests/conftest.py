@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -22,10 +23,42 @@ torch.set_num_threads(1)
 os.fsync = lambda handle: None  # type: ignore[assignment]
 
 
+TESTS = Path(__file__).parent
+PLACES = {
+    "federation": ("federation", "golden"),
+    "jax": ("coreset", "studies/test_pays_bench.py", "docs/test_pages.py"),
+}
+"""Where tests of a mark lie. Those of one mark alone are found without reading other files."""
+
+IMPORT_JAX = ("test_adapters.py", "test_pays_bench.py")
+
+
+def lies_in(path: Path, mark: str) -> bool:
+    return any(path.is_relative_to(TESTS / place) for place in PLACES[mark])
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Reading these files imports JAX, which a process that leaves them out must not."""
-    apart = collection_path.name in ("test_adapters.py", "test_pays_bench.py")
-    return True if apart and "not jax" in config.option.markexpr else None
+    """Reading some files imports JAX, which a process that leaves them out must not."""
+    chosen = config.option.markexpr
+    if not collection_path.is_relative_to(TESTS) or collection_path.is_dir():
+        return None
+    elsewhere = chosen in PLACES and not lies_in(collection_path, chosen)
+    apart = collection_path.name in IMPORT_JAX and "not jax" in chosen
+    return True if elsewhere or apart else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A marked test that lies elsewhere would never be run."""
+    for item in items:
+        for mark in PLACES:
+            if item.get_closest_marker(mark) and not lies_in(item.path, mark):
+                raise pytest.UsageError(f"{item.nodeid}: add its file to {mark} of PLACES")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays; the garbage collector need not look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

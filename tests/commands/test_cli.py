@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -356,15 +355,15 @@ def test_compare_takes_runs_among_other_things_and_one_level_down(
         ("methods pfed", "pfedbayes"),
     ],
 )
-def test_a_shell_completes_names(typed: str, offered: str) -> None:
+def test_a_shell_completes_names(typed: str, offered: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["corefed", *typed.split()]
     about = {"_COREFED_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words),
              "COMP_CWORD": str(len(words) - 1)}  # fmt: skip
-    code = "from corefed.commands.cli import main; import sys; sys.argv[0] = 'corefed'; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **about}, capture_output=True, text=True
-    )
-    assert offered in done.stdout.split(), done.stderr
+    for name, value in about.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["corefed"])
+    done = corefed()
+    assert offered in done.out.split(), done.err
 
 
 def test_the_package_lists_its_names() -> None:
