@@ -197,7 +197,8 @@ def _predict(
     all of them nor a draw of all of them is in memory."""
     parts: Sequence[Tensor] = [x]
     if isinstance(x, Streamed):
-        parts = x.split(max(1, min(AT_ONCE, NUMBERS // max(1, x.shape[2:].numel()))), 1)
+        step = max(1, min(AT_ONCE, NUMBERS // max(1, x.shape[2:].numel())))
+        parts = [x[:, first : first + step] for first in range(0, x.shape[1], step)]
     found: dict[str, list[Tensor]] = {name: [] for name in models}
     for some in map(values, parts):
         for name, model in models.items():
