@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from commands import Result, corefed
 from PIL import Image
 
 from corefed.base.errors import UserError
-from corefed.data import streaming
+from corefed.data import file_rows, profile, scaling, streaming
 from corefed.data.datasets import load
 from corefed.data.table import Settings
 
@@ -76,6 +78,32 @@ def test_results_are_those_of_points_in_memory(
     sizes = [client["train"] for client in described["clients"][0]]
     assert summary["streaming"]["resident_points"] == sum(-(-size // 10) for size in sizes)
     assert summary["streaming"]["read_points"] > sum(sizes)
+
+
+@pytest.mark.parametrize("make", [npz, table, images])
+@pytest.mark.parametrize("scale", ["features", "client", "standard"])
+def test_many_small_blocks_give_the_same_scales(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], list[str]], scale: str
+) -> None:
+    """Scales are summed in the same blocks from a file and from memory, and near those of one."""
+    words = [*make(tmp_path), f"--set=scale={scale}", "--rounds=1"]
+    assert run(tmp_path / "whole", words).code == 0
+    monkeypatch.setattr(scaling, "ROWS", 40)
+    monkeypatch.setattr("corefed.training.evaluate.AT_ONCE", 3)
+    for name, more in (("all", ()), ("coreset", (STREAM,))):
+        assert run(tmp_path / name, words, *more).code == 0
+    every = [json.loads((tmp_path / name / "data.json").read_text())["preparations"][0]
+             for name in ("whole", "all", "coreset")]  # fmt: skip
+    assert every[1] == every[2]
+    for key in ("mean", "std"):
+        np.testing.assert_allclose(every[1][key], every[0][key], rtol=1e-12, atol=1e-14)
+    for one in every[0]["clients"]:
+        both = [every[at]["clients"][one]["std"] for at in (0, 1)]
+        np.testing.assert_allclose(*both, rtol=1e-12)
+    held_out = [
+        (tmp_path / name / "fitted.safetensors").read_bytes() for name in ("all", "coreset")
+    ]
+    assert held_out[0] == held_out[1]
 
 
 def test_a_method_on_all_points_reads_minibatches(tmp_path: Path) -> None:
@@ -162,3 +190,71 @@ def test_arrays_of_training_and_test_are_read_as_one(tmp_path: Path) -> None:
     rows = torch.tensor([80, 3, 59, 60, 3])
     assert torch.equal(streaming.values(parts.x[rows]), whole.x[rows])
     assert torch.equal(parts.y, whole.y)
+
+
+def test_a_file_that_is_cut_is_refused(tmp_path: Path) -> None:
+    npz(tmp_path)
+    path = tmp_path / "a.npz"
+    found = load(f"npz:{path}", reading=Settings(client_column="client", streamed=True))
+    streaming.values(found.x[:2])
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(UserError, match="changed while it was streamed"):
+        streaming.values(found.x)
+
+
+def test_a_full_scratch_folder_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(file_rows.os, "pwrite", full)
+    result = run(tmp_path / "run", table(tmp_path), STREAM)
+    assert result.code == 2
+    assert "No space left on device; make room, or set TMPDIR" in " ".join(result.err.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_table_that_grows_between_its_two_passes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, path = table(tmp_path), tmp_path / "a.csv"
+    scan = profile.scan
+
+    def scan_and_grow(*given: Any) -> Any:
+        found = scan(*given)
+        path.write_text(path.read_text() + "1.0,2.0,u,s0,1\n", encoding="utf-8")
+        return found
+
+    monkeypatch.setattr(profile, "scan", scan_and_grow)
+    result = run(tmp_path / "run", words, STREAM)
+    assert result.code == 2
+    assert "changed while it was read; try again" in " ".join(result.err.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_category_of_the_last_row_alone_is_one(tmp_path: Path) -> None:
+    words, path = table(tmp_path), tmp_path / "a.csv"
+    path.write_text(path.read_text() + "1.0,2.0,new,s0,1\n", encoding="utf-8")
+    for name, more in (("all", ()), ("coreset", (STREAM,))):
+        assert run(tmp_path / name, words, *more).code == 0
+    one, two = ((tmp_path / name / "data.json").read_bytes() for name in ("all", "coreset"))
+    assert one == two
+    assert '"new"' in one.decode()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("[enforce fail at alloc_cpu.cpp:1] can't allocate memory: you")],
+)
+def test_a_lack_of_memory_is_one_sentence_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("corefed.training.rounds.prepare", fail)
+    result = run(tmp_path / "run", npz(tmp_path))
+    assert result.code == 2
+    assert "--set resident=coreset" in result.err
+    assert not (tmp_path / "run").exists()

@@ -35,6 +35,17 @@ def did_you_mean(
     return f"; did you mean {shown}?" if otherwise else f" Did you mean {shown}?"
 
 
+def is_lack_of_memory(error: Exception) -> bool:
+    """Of Python, numpy and pyarrow; torch raises an error of no kind of its own on a CPU."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
+NO_MEMORY = (
+    "There is not enough memory; --set resident=coreset --set runtime=loop leaves the points of "
+    "npz:, table: and image-folder: in their files, and fewer points per client or a smaller "
+    "fraction take less still. What was recorded up to the last checkpoint is kept."
+)
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells expect."""
 

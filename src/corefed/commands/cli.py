@@ -17,7 +17,7 @@ import typer
 
 from corefed import __version__
 from corefed.base import machine
-from corefed.base.errors import UserError
+from corefed.base.errors import NO_MEMORY, UserError, is_lack_of_memory
 from corefed.base.shown import one_line, say
 from corefed.commands import (
     compare,
@@ -102,6 +102,10 @@ def main(arguments: list[str] | None = None) -> None:
         if not sentence:  # no command: the help has been printed
             sys.exit(error.exit_code)
         _fail(HINTED_TWICE.sub(r"\1", sentence))
+    except (MemoryError, RuntimeError) as error:
+        if not is_lack_of_memory(error):
+            raise
+        _fail(NO_MEMORY)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)  # 128 + SIGINT, what a shell expects
     sys.exit(code if isinstance(code, int) else 0)

@@ -119,6 +119,8 @@ def read(
                     raise StoppedError
                 if len(batch):
                     yield len(batch), cells
+    except MemoryError:  # pyarrow's own is one of both kinds
+        raise
     except (arrow.ArrowException, OSError) as error:
         raise StoppedError from error
 

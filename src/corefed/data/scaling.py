@@ -14,7 +14,7 @@ do not count, and become the mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
-from corefed.base.streamed import Streamed
+from corefed.base.streamed import Streamed, values
 from corefed.data import columns
 from corefed.data.preparation import Preparation, Scale
 
@@ -34,6 +34,9 @@ SCALES = ("unit", "standard", "features", "client")
 
 BLOCK = 1 << 23
 """Numbers that are looked at together: 64 MiB of float64."""
+
+ROWS = 1 << 21
+"""Numbers of the rows that are summed together."""
 
 
 def fit(dataset: Dataset, splits: Sequence[Split], scale: str, names: Sequence[str]) -> Preparation:
@@ -83,35 +86,36 @@ def fit(dataset: Dataset, splits: Sequence[Split], scale: str, names: Sequence[s
 def _never(dataset: Dataset, rows: Tensor, flags: Tensor) -> Tensor:
     """[d] features that are 0 in all of these rows, of those that are flags."""
     never = flags.clone()
-    for some in rows.split(max(1, BLOCK // len(flags))) if bool(flags.any()) else ():
+    for some in rows.split(max(1, ROWS // len(flags))) if bool(flags.any()) else ():
         never &= (dataset.x[some] == 0).all(0)
     return never
 
 
 def _fit_rows(dataset: Dataset, rows: Tensor, numbers: Tensor) -> Scale:
-    """`fit_features` of some rows. Of many, a few features at a time, so that a large pool is
-    never copied whole."""
-    streamed = isinstance(dataset.x, Streamed)
-    block = BLOCK // 4 if streamed else BLOCK
-    if (dataset.x.dim() > 2 and not streamed) or len(rows) * len(numbers) <= block:
+    """`fit_features` of some rows. Many are summed block by block, in the order of the data: a pool
+    is never copied whole, a file is read from its start to its end, and both sum alike."""
+    step = max(1, ROWS // len(numbers))
+    if len(rows) <= step:
         return fit_features(dataset.values(rows), numbers)
-    parts = range(0, len(numbers), width := max(1, block // len(rows)))
+    parts = rows.sort().values.split(step)
 
-    def some_features(first: int) -> Tensor:
-        if not streamed:
-            return dataset._replace(x=dataset.x[:, first : first + width]).values(rows)
-        # In the order of the file, which is read once, and put in the order of the rows.
-        here = slice(first, first + width)
-        found = torch.empty(len(rows), len(numbers[here]), dtype=torch.float64)
-        for some in rows.argsort().split(max(1, block // len(numbers))):
-            found[some] = dataset.values(rows[some]).flatten(1)[:, here].double()
-        return found
+    def blocks() -> Iterator[tuple[Tensor, Tensor]]:
+        for some in parts:
+            x = values(dataset.values(some)).flatten(1).double()  # a copy, computed with in place
+            yield x, ~x.isnan()
 
-    found = [fit_features(some_features(first), numbers[first : first + width]) for first in parts]
-    return Scale(
-        tuple(value for each in found for value in each.mean),
-        tuple(value for each in found for value in each.std),
-    )
+    first = torch.full((len(numbers),), math.nan, dtype=torch.float64)
+    total, count = torch.zeros_like(first), torch.zeros_like(first)
+    for x, there in blocks():
+        here = x.gather(0, there.int().argmax(0, keepdim=True)).squeeze(0)
+        first = torch.where(first.isnan(), here, first)
+        count += there.sum(0)
+        total += x.sub_(first).nansum(0)
+    mean = total / count
+    squares = torch.zeros_like(first)
+    for x, _ in blocks():
+        squares += x.sub_(first).sub_(mean).square_().nansum(0)
+    return _scale(mean + first, (squares / count).sqrt(), numbers)
 
 
 def _fit_common(dataset: Dataset, rows: Tensor, found: Preparation) -> Scale:
@@ -137,7 +141,10 @@ def fit_common(x: Tensor) -> Scale:
 
 def fit_features(x: Tensor, numbers: Tensor) -> Scale:
     """Mean and standard deviation per feature of points [n, ...]; only numbers are scaled."""
-    mean, std = _moments(x.flatten(1).double())
+    return _scale(*_moments(x.flatten(1).double()), numbers)
+
+
+def _scale(mean: Tensor, std: Tensor, numbers: Tensor) -> Scale:
     mean = torch.where(numbers & ~mean.isnan(), mean, 0.0)
     std = torch.where(numbers & (std > 0), std, 1.0)
     return Scale(tuple(mean.tolist()), tuple(std.tolist()))

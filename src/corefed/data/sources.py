@@ -39,6 +39,14 @@ KEPT = 1 << 28
 ROWS = 1 << 15
 """Of a Parquet file per block."""
 
+STREAMED_ROWS = 1 << 14
+"""The same where points shall not be in memory. With fewer rows than `profile.MOST_VALUES`, numbers
+would be counted as if they were categories."""
+
+BUFFER = 1 << 16
+"""Bytes of a column that are read ahead where points shall not be in memory; otherwise a column of
+a row group is read whole."""
+
 CSV, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 
 
@@ -71,7 +79,7 @@ def find(path: Path, memory_mb: int, *, streamed: bool = False) -> Source:
     if not streamed:
         check_size(path, memory_mb)
     if path.suffix.lower() in PARQUET:
-        return _parquet(path)
+        return _parquet(path, streamed=streamed)
     if path.suffix.lower() in CSV:
         return _csv(path, keep=not streamed)
     raise UserError(f"{path} is no table by its ending; use {' '.join((*CSV, *PARQUET))}.")
@@ -142,7 +150,7 @@ def _number_of_cells(line: str, sign: str) -> int:
 # --- Parquet --------------------------------------------------------------------------------------
 
 
-def _parquet(path: Path) -> Source:
+def _parquet(path: Path, *, streamed: bool = False) -> Source:
     try:
         import pyarrow as arrow  # an extra
         from pyarrow import parquet
@@ -168,9 +176,11 @@ def _parquet(path: Path) -> Source:
     def blocks(names: Sequence[str]) -> Iterator[Block]:
         first = 1
         # By default all row groups are fetched ahead, and stay in memory together.
-        with _readable(path, arrow), parquet.ParquetFile(path, pre_buffer=False) as file:
+        options = {"pre_buffer": False, "buffer_size": BUFFER if streamed else 0}
+        with _readable(path, arrow), parquet.ParquetFile(path, **options) as file:
             wanted = [stored[name] for name in names]
-            for batch in file.iter_batches(ROWS, columns=wanted, use_threads=False):
+            step = STREAMED_ROWS if streamed else ROWS
+            for batch in file.iter_batches(step, columns=wanted, use_threads=False):
                 cells = {
                     name: _cells(batch.column(stored[name]), kinds[name], arrow) for name in names
                 }
@@ -212,6 +222,8 @@ def _cells(column: Any, kind: str, arrow: Any) -> Cells:
 def _readable(path: Path, arrow: Any) -> Iterator[None]:
     try:
         yield
+    except MemoryError:  # pyarrow's own is one of both kinds
+        raise
     except OSError as error:
         raise UserError(f"{path} cannot be read as Parquet: {error.strerror or error}.") from error
     except arrow.ArrowException as error:

@@ -74,11 +74,11 @@ def read(path: Path, settings: Settings, memory_mb: int, *, labels_only: bool = 
     else:
         where = f"Column {target.name!r} of {source.path}"
         order, labels = class_names.index_names(list(rows.targets.known), where)
-        y = order[rows.targets.joined]
+        y = rows.targets.numbered(order)
     names = class_names.sort_names(rows.clients.known) if settings.client_column else ()
     places = {name: place for place, name in enumerate(names)}
     order = torch.tensor([places[name] for name in rows.clients.known])
-    groups = order[rows.clients.joined] if names else None
+    groups = rows.clients.numbered(order) if names else None
     kinds: dict[str, Role] = {
         column.name: "category" if column.categories else "number" for column in layout
     }
@@ -220,7 +220,8 @@ def _check_memory(path: Path, rows: int, layout: tuple[Column, ...], memory_mb: 
     if needed > memory_mb:
         raise UserError(
             f"{rows} rows of {columns.width(layout)} features of {path} need {needed:.0f} MB, more "
-            f"than the {memory_mb} MB allowed; use fewer rows or columns, or raise memory_mb."
+            f"than the {memory_mb} MB allowed; use fewer rows or columns, raise memory_mb, or "
+            "leave them in the file by --set resident=coreset."
         )
 
 

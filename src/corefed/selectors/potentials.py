@@ -41,7 +41,8 @@ gone through in parts."""
 
 
 STREAMED = 1 << 22
-"""Numbers of points that are read at once from their files: 16 MiB."""
+"""Numbers that are held at once of points that are read from their files, and of their features:
+16 MiB each."""
 
 
 class Place(NamedTuple):
@@ -113,9 +114,10 @@ def draw(
     noise = streams.normal(purpose + "/head", feature_draws * each, posterior.shape[-1])
     tops = gaussian.sample(posterior, noise).split(each, 1)  # F times [C, S / F, H]
     (clients, points), found = data.weight.shape, []
-    step = max(1, FEATURES // (clients * feature_draws * model.head.width))
+    held, each_point = FEATURES, feature_draws * model.head.width
     if isinstance(data.x, Streamed):  # what is read at once is no more than what is computed
-        step = min(step, max(1, STREAMED // (clients * data.x.shape[2:].numel())))
+        held, each_point = STREAMED, max(each_point, data.x.shape[2:].numel())
+    step = max(1, held // (clients * each_point))
     for start in range(0, points, step):
         some = slice(start, min(start + step, points))
         x, y, real = values(data.x[:, some]), data.y[:, some], data.weight[:, some] > 0

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.streamed import values
+from corefed.base.streamed import Streamed, values
 from corefed.base.types import ClientData, Method, Tree, places
 from corefed.bayes import temperature as tempering
 from corefed.data.preparation import TargetUnit
@@ -37,6 +37,10 @@ from corefed.training.scoring import (
 
 MOSTLY_PADDING = 2
 """Padded points over real ones from which on padding is left out."""
+
+
+AT_ONCE, NUMBERS = 1 << 11, 1 << 22
+"""Streamed points that are predicted together, and the numbers in them; the fewer points."""
 
 
 class Evaluation(NamedTuple):
@@ -101,9 +105,9 @@ def evaluate(
         rows, method, models, noise = chunk
         part = places(rows)
         length = longest(rows)
-        x, y = values(test.x[part][:, :length]), test.y[part][:, :length]
-        for name, model in models.items():
-            predicted = method.predict(model, x, noise)
+        x, y = test.x[part][:, :length], test.y[part][:, :length]
+        predictions = _predict(method, models, x, noise)
+        for name, predicted in predictions.items():
             here, own = unit.at(part) if unit else None, T[name][part] if name in T else None
             each = score(predicted, y, classes, here, own)
             points.setdefault(name, []).append(_lengthened(each, everyone.shape[1]))
@@ -184,6 +188,22 @@ def score(
     if not prediction.is_cuda:
         return each
     return dict(zip(each, torch.stack(list(each.values())).cpu(), strict=True))  # one copy
+
+
+def _predict(
+    method: Method, models: Mapping[str, Tree], x: Tensor, noise: Tensor
+) -> dict[str, Tensor]:
+    """By every model. Points that are streamed are read once, some after the other, so that neither
+    all of them nor a draw of all of them is in memory."""
+    parts: Sequence[Tensor] = [x]
+    if isinstance(x, Streamed):
+        step = max(1, min(AT_ONCE, NUMBERS // max(1, x.shape[2:].numel())))
+        parts = [x[:, first : first + step] for first in range(0, x.shape[1], step)]
+    found: dict[str, list[Tensor]] = {name: [] for name in models}
+    for some in map(values, parts):
+        for name, model in models.items():
+            found[name].append(method.predict(model, some, noise))
+    return {name: each[0] if len(each) == 1 else torch.cat(each, 1) for name, each in found.items()}
 
 
 def _score_there(

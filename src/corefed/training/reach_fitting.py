@@ -51,9 +51,11 @@ def measure(data: FederatedData) -> list[Reach]:
 
 
 def _some(train: ClientData) -> ClientData:
-    """Points that are streamed: as many per client as fit into half a piece, evenly spaced."""
+    """Points that are streamed: as many per client as fit into an eighth of a piece, evenly spaced.
+
+    What is computed from them takes several times their memory."""
     clients, width = len(train.weight), max(1, train.x.shape[2:].numel())
-    most = max(OWN, PIECE // (2 * clients * width))
+    most = max(OWN, PIECE // (8 * clients * width))
     sizes = train.size.clamp_max(most)
     step = (train.size / sizes.clamp_min(1)).unsqueeze(1)
     place = torch.arange(int(sizes.max()))

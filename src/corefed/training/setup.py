@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from corefed.base import allocator
 from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
@@ -133,7 +134,9 @@ def prepare(
             "Data in memory are what corefed.Federation was given in Python: fit it again there, "
             "or name a data set."
         )
-    data = load(run) if data is None else data
+    if data is None:
+        with allocator.lean(run.resident == "coreset"):
+            data = load(run)
     clients = len(data.names) // len(run.seeds)
     if clients != run.clients:  # they come from a column
         run = dataclasses.replace(run, clients=clients)

@@ -88,7 +88,7 @@ NAMES = {
     ),
     "pays": Benchmark(
         "pays", "main",
-        "where a coreset pays: NUTS, and passes and seconds of training; paper is an hour",
+        "where a coreset pays: NUTS, passes and seconds, memory, deadlines; paper is hours",
         ("page", "source", "parts"), files=True,
     ),
     "deadlines": Benchmark(

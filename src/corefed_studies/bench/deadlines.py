@@ -19,22 +19,18 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from corefed.base import files
-from corefed.base.device import device_for
-from corefed.base.errors import UserError
 from corefed.settings.config import resolve
 from corefed.training import rounds
 from corefed.training.loop import Line
-from corefed_studies import pages
-from corefed_studies.bench import study
+from corefed_studies.bench.parted import Part, Parted
 
-NAME, FILE = "deadlines", "deadlines.json"
+DEADLINES = Parted("deadlines", {"rows": Part("deadlines", "bench deadlines")})
 PART = 0.95
 """Of the accuracy without a deadline: the target."""
 
@@ -86,44 +82,22 @@ def main(
     page: Path | None = None,
     source: Path | None = None,
 ) -> None:
-    """Measure, or read deadlines.json of `source`; write the rows and their table."""
-    marked = pages.Marked(page, f"bench {NAME}") if page is not None else None
-    if source is not None:
-        found = study.read(source / FILE if source.is_dir() else source, NAME, ["rows"])
-    else:
-        folder = out or Path("runs") / f"bench-{NAME}-{scale}"
-        found = measured(scale, folder, console)
-    text = table(found["rows"])
-    if source is None:
-        files.write_folder(folder, [(f"{NAME}.md", text.encode())])
-        console.print(f"written to {folder / f'{NAME}.md'}")
-    if marked is not None:
-        marked.write(text)
-        console.print(f"written to {page}")
+    """By itself; it is a part of `corefed bench pays` as well."""
+    DEADLINES.main(scale, out, console, page=page, source=source)
 
 
-def measured(scale: str, folder: Path, console: Console) -> dict[str, Any]:
-    """A row per rival; those of deadlines.json in the folder are not measured again."""
-    path, setting = folder / FILE, SETTINGS[scale]
-    found = {**study.about(NAME, scale, device_for("cpu")), "setting": setting._asdict()}
-    found["rows"] = []
-    if path.exists():
-        before = study.read(path, NAME, ["rows"])
-        if before["scale"] != scale:
-            raise UserError(f"{path} is of scale {before['scale']}; choose another --out.")
-        found["rows"] = before["rows"]
-    known = [row["rival"] for row in found["rows"]]
+def measure(scale: str, console: Console, known: Sequence[Row]) -> Iterator[Row]:
+    """A row per rival, but for those that are known already."""
+    there = {row["rival"]: row for row in known}
+    waited = None
     for name in RIVALS:
-        if name in known:
-            continue
-        waited = next((row for row in found["rows"] if row["rival"] == "wait"), None)
-        found["rows"].append(measure(name, setting, waited))
-        found = study.write(path, found)
+        row = there.get(name) or compare(name, SETTINGS[scale], waited)
+        waited = waited or row  # the first
+        yield row
         console.print(f"{name}: done")
-    return found
 
 
-def measure(name: str, setting: Setting, waited: Mapping[str, Any] | None) -> Row:
+def compare(name: str, setting: Setting, waited: Mapping[str, Any] | None) -> Row:
     """One rival: its batch size, chosen on another seed, and its times on those shown."""
     batch, tried = tune(name, setting)
     targets = [] if waited is None else [PART * end for end in waited["personal"]]

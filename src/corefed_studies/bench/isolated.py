@@ -25,7 +25,8 @@ def measure(
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, env=dict(variables), capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip().splitlines()[-1]}")
+        said = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}, no words"]
+        raise RuntimeError(f"{' '.join(arguments)}: {said[-1]}")
     row: dict[str, Any] = json.loads(done.stdout)
     return row
 

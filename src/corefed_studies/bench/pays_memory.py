@@ -1,24 +1,27 @@
-"""Data that do not fit, or must be decoded: what resident=coreset takes, beside all points.
+"""`corefed bench pays --parts memory`: data that do not fit, or must be decoded.
 
     images    a folder of MNIST as PNG files, which are decoded whenever they are read
-    table     a Parquet file, under a limit of memory in which its features do not fit twice
+    table     Parquet files of two sizes, under a limit of memory
 
-Three runs each, in a process of its own with one thread, clients one after the other:
+Runs, each in a process of its own with one thread, clients one after the other:
 
     all, in memory          pfedbayes on all points, resident=all
     all, streamed           the same, every minibatch read from the files
     coreset, streamed       coreset-pfedbayes, fraction 0.1: the coresets in memory, all points read
                             when they are reselected
+    smaller coreset, ...    the same, fraction 0.02
 
-`python -m corefed_studies.bench.pays_memory quick|paper [--page docs/pays.md]` measures.
+The limit is RLIMIT_DATA: memory that the process may write to, reserved or used, beside what it has
+when all is imported. pyarrow takes the system's allocator in every run; its own would reserve more
+than the limit at once.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
+import os
 import resource
 import sys
 import time
@@ -29,10 +32,10 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from corefed.base import machine
 from corefed_studies import pages
 from corefed_studies.bench import isolated, tables
 
-NAME = "bench pays memory"
 MODULE = "corefed_studies.bench.pays_memory"
 Row = dict[str, Any]
 
@@ -40,49 +43,61 @@ MODES = {
     "all, in memory": ("--method=pfedbayes", "--set=resident=all"),
     "all, streamed": ("--method=pfedbayes", "--set=resident=coreset"),
     "coreset, streamed": ("--set=resident=coreset",),
+    "smaller coreset, streamed": ("--set=resident=coreset", "--set=fraction=0.02"),
 }
 
 
 class Scale(NamedTuple):
     images: int
-    rows: int
+    rows: tuple[int, int]  # of the tables; coresets on both, all in memory on the larger one
     rounds: int
 
 
-SCALES = {"quick": Scale(100, 3_000, 2), "paper": Scale(1_000, 1_200_000, 5)}
+SCALES = {"quick": Scale(100, (2_000, 4_000), 2), "paper": Scale(1_000, (1_200_000, 2_400_000), 2)}
+ALL = "all, streamed"
 SITES, FEATURES = 5, 30
-ROOM = 360
-"""MB of data (RLIMIT_DATA) that a run on the table has beside those it has when it begins."""
+ROOM = 320
+"""MB (RLIMIT_DATA) that a run on a table has beside what is there when it begins."""
 
 
-def measure(scale: str, console: Console, known: Sequence[Row] = ()) -> Iterator[Row]:
+def jobs(size: Scale) -> Iterator[tuple[str, int, str]]:
+    """(data, how many, run)."""
+    small, large = size.rows
+    some, smaller = list(MODES)[-2:]
+    yield from (("images", size.images, run) for run in MODES if run != smaller)
+    yield from (("table", small, run) for run in (some, smaller))
+    yield from (("table", large, run) for run in MODES if run != ALL)
+
+
+def measure(scale: str, console: Console, known: Sequence[Row]) -> Iterator[Row]:
     """A row per run; those that are known are not measured again."""
-    there = {(row["data"], row["run"]): row for row in known}
     size = SCALES[scale]
     with TemporaryDirectory() as temporary:
-        for data in ("images", "table"):
-            path = Path(temporary) / ("images" if data == "images" else "table.parquet")
-            if any((data, run) not in there for run in MODES):
-                make(data, path, size)
-            for run in MODES:
-                console.print(f"{data}: {run}")
-                known_row = there.get((data, run))
-                yield known_row or {
-                    "data": data, "run": run,
-                    **isolated.measure(MODULE, "one", data, str(path), run, str(size.rounds)),
-                }  # fmt: skip
+        for data, count, run in jobs(size):
+            name = {"data": data, "count": count, "run": run}
+            earlier = next((row for row in known if {**row, **name} == row), None)
+            path = Path(temporary) / f"{data}-{count}{'.parquet' * (data == 'table')}"
+            if earlier is None and not path.exists():
+                make(data, path, count)
+            words = "one", data, str(path), run, str(size.rounds)
+            yield earlier or {**name, **isolated.measure(MODULE, *words, environment=own())}
+            console.print(f"{data}, {count:,}, {run}: done")
 
 
-def make(data: str, path: Path, size: Scale) -> None:
+def own() -> dict[str, str]:
+    return {**machine.polite(os.environ, 1), "ARROW_DEFAULT_MEMORY_POOL": "system"}
+
+
+def make(data: str, path: Path, count: int) -> None:
     if data == "table":
-        tables.make(tables.Table("parquet", size.rows, FEATURES, 0.0, 0, 0), path)
+        tables.make(tables.Table("parquet", count, FEATURES, 0.0, 0, 0), path)
         return
     from PIL import Image  # an extra
 
     from corefed.data import datasets
 
     digits = datasets.load("mnist", download=False)
-    for row in range(size.images):
+    for row in range(count):
         folder = path / f"site{row % SITES}" / str(int(digits.y[row]))
         folder.mkdir(parents=True, exist_ok=True)
         pixels = digits.x[row].reshape(28, 28)
@@ -112,18 +127,17 @@ def one(data: str, path: str, run: str, rounds: str) -> Row:
             f"--rounds={rounds}", f"--set=evaluate_every={rounds}", f"--out={folder}/run",
             "--quiet",
         ]  # fmt: skip
-        code, said = 0, io.StringIO()
+        code, said, wrong = 0, io.StringIO(), io.StringIO()
         try:
-            with contextlib.redirect_stdout(said):
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(wrong):
                 cli.main()
         except SystemExit as error:
             code = int(error.code or 0)
-        except (MemoryError, RuntimeError) as error:  # torch has one of its own
-            if "memory" not in str(error) and not isinstance(error, MemoryError):
-                raise
-            code = -1
+        if code and "memory" not in wrong.getvalue():
+            raise RuntimeError(wrong.getvalue())
         row: Row = {
             "fits": code == 0,
+            "room MB": ROOM if data == "table" else None,
             "cpu s": time.process_time() - begun,
             "peak MB": isolated.peak_mb() - bare,
         }
@@ -158,51 +172,44 @@ def _import_the_rest() -> None:
 def table(rows: Sequence[Row]) -> str:
     found = []
     for row in rows:
-        start = [row["data"], row["run"]]
+        start = [row["data"], f"{row['count']:,}", row["run"]]
         if not row["fits"]:
-            found.append([*start, "does not fit", *[""] * 6])
+            found.append([*start, "does not fit", *[""] * 7])
             continue
         found.append([
-            *start, f"{row['points']:,}", f"{row['resident']:,}",
-            f"{row['resident'] / row['points']:.3f}", f"{row['peak MB']:,.0f}",
-            f"{row['read']:,}" if row["read"] else "",
-            f"{row['read s']:.1f}" if row["read"] else "",
-            f"{row['cpu s']:.0f}",
+            *start, f"{row['resident']:,}", f"{row['resident'] / row['points']:.3f}",
+            f"{row['peak MB']:,.0f}", _megabytes(row), f"{row['read']:,}" if row["read"] else "",
+            f"{row['read s']:.1f}" if row["read"] else "", _less(row, rows), f"{row['cpu s']:.0f}",
         ])  # fmt: skip
     columns = [
-        "data", "run", "training points", "of them in memory", "share", "peak MB beside Python",
-        "points read", "reading, CPU s", "whole run, CPU s",
+        "data", "points", "run", "training points in memory", "share of all",
+        "peak MB beside Python", "features in float64, MB", "points read", "reading, CPU s",
+        "less reading than minibatches", "whole run, CPU s",
     ]  # fmt: skip
     note = (
-        "Points in memory at the end of the run. Points read count every point each time it is "
-        "read from its file, tests and the first look at scales included."
+        f"Runs on a table may have {ROOM} MB (RLIMIT_DATA) beside what they begin with. Points in "
+        "memory at the end of the run; one point in five is a test point. Points read count every "
+        "point each time it is read from its file, tests and the first look at scales included."
     )
     return pages.markdown([pages.Table("All points and coresets, streamed", columns, found, note)])
 
 
-def main(words: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="pays_memory")
-    parser.add_argument("scale", choices=SCALES)
-    parser.add_argument("--page", type=Path)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args(words)
-    marked = pages.Marked(given.page, NAME) if given.page is not None else None
-    console, rows = Console(), list[Row]()
-    if given.out is not None and given.out.exists():
-        rows = json.loads(given.out.read_text(encoding="utf-8"))
-    found: list[Row] = []
-    for row in measure(given.scale, console, rows):
-        found.append(row)
-        if given.out is not None:
-            text = json.dumps(found, indent=1) + "\n"
-            given.out.write_text(text, encoding="utf-8")
-    console.print(table(found), markup=False, soft_wrap=True)
-    if marked is not None:
-        marked.write(table(found))
+def _megabytes(row: Row) -> str:
+    """Of the whole table."""
+    return f"{8 * row['count'] * FEATURES / 2**20:,.0f}" if row["data"] == "table" else ""
+
+
+def _less(row: Row, rows: Sequence[Row]) -> str:
+    """How many times less CPU time reading took than minibatches of all data."""
+    whole = [
+        each["read s"] for each in rows
+        if (each["data"], each["count"], each["run"]) == (row["data"], row["count"], ALL)
+        and each["fits"]
+    ]  # fmt: skip
+    if not whole or row["run"] == ALL or not row["read"]:
+        return ""
+    return f"{whole[0] / row['read s']:.1f}x"
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["one"]:
-        print(json.dumps(one(*sys.argv[2:])))
-    else:
-        main(sys.argv[1:])
+    print(json.dumps(one(*sys.argv[2:])))
