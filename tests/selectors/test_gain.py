@@ -133,11 +133,12 @@ def test_a_client_has_the_same_minibatches_alone_and_beside_others() -> None:
 
 
 def test_a_point_of_a_cnn_costs_more_than_a_weight_and_of_an_mlp_less() -> None:
-    assert gain.flops(mlp((784, 100, 10), Categorical(10), PIXELS), (784,)) == 2 * 79_400
+    flat = mlp((784, 100, 10), Categorical(10), PIXELS)
+    assert gain.flops(flat.forward, flat.size, (784,)) == 2 * 79_400
     by_hand = 2 * 9 * (28 * 28 * 4 + 14 * 14 * 4 * 8) + 2 * (8 * 7 * 7 * 32 + 32 * 10)
-    assert gain.flops(MNIST_CNN, (784,)) == by_hand
+    assert gain.flops(MNIST_CNN.forward, MNIST_CNN.size, (784,)) == by_hand
     assert gain.pays(MNIST_CNN, (784,))
-    assert not gain.pays(mlp((784, 100, 10), Categorical(10), PIXELS), (784,))
+    assert not gain.pays(flat, (784,))
 
 
 def test_an_mlp_keeps_its_batch() -> None:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Annotated, Literal, Protocol
 
 import torch
@@ -158,10 +157,6 @@ def on_coreset(
         how.match == "potentials" and how.around == "posterior" and how.shrink > 0
         and when.moved == when.stale == 0
     )  # fmt: skip
-
-    @cache
-    def is_worth(shape: tuple[int, ...]) -> bool:
-        return gain.pays(model, shape)
 
     # One that learns looks at each point once at the most.
     look = 1.0 if learns else renewal.selection_cost(config.selector, model, how)
@@ -298,7 +293,7 @@ def on_coreset(
             state["unseen"][here] = unseen.masked_fill(fresh, 0.0)
             state["since"][here] = since.masked_fill(room > 0, 0.0)
             state["looked"][here] += room
-        if shrinks and is_worth(tuple(data.x.shape[2:])):
+        if shrinks and gain.pays(model, tuple(data.x.shape[2:])):
             state["share"][here] = seen.share(look, owed).to(state["share"])
         state["weight"][here], state["owed"][here] = weight, owed
         state["refreshes"][here] += 1

@@ -19,10 +19,12 @@ thread, 25 and 100 points: 3.0 and 2.9 ms with 2 FLOPs per point and weight (784
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
-from corefed.models.network import Model
+from corefed.models.network import Forward, Model
 
 PARTS = 4
 """Batches are multiples of b / PARTS."""
@@ -54,13 +56,14 @@ def points(part: Tensor, batch: int) -> list[int]:
 
 def pays(model: Model, shape: tuple[int, ...]) -> bool:
     """Whether a point of this shape costs more than a weight."""
-    return flops(model, shape) >= WORTH * model.size
+    return flops(model.forward, model.size, shape) >= WORTH * model.size
 
 
-def flops(model: Model, shape: tuple[int, ...]) -> int:
+@lru_cache(maxsize=16)  # a method is built again in every round, of the same network
+def flops(forward: Forward, size: int, shape: tuple[int, ...]) -> int:
     """Floating-point operations of one point's forward pass: products of matrices, convolutions."""
     from torch.utils.flop_counter import FlopCounterMode  # it takes a tenth of a second
 
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.forward(torch.zeros(1, 1, model.size), torch.zeros(1, 1, *shape))
+        forward(torch.zeros(1, 1, size), torch.zeros(1, 1, *shape))
     return int(counter.get_total_flops())
