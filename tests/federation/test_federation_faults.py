@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import time
@@ -61,8 +62,9 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 def released(fed: Federation) -> Iterator[None]:
     """A test that fails leaves nobody held for the next one."""
     yield
-    for path in fed.path.glob("clients/*/h[eo]ld*"):
-        path.unlink(missing_ok=True)
+    for name in ("h[eo]ld*", "slow"):
+        for path in fed.path.glob(f"clients/*/{name}"):
+            path.unlink(missing_ok=True)
 
 
 def experiment(fed: Federation, **settings: Any) -> None:
@@ -273,3 +275,23 @@ def test_a_killed_executor_is_started_again_and_its_client_answers(fed: Federati
     assert "executor ended. Starting it again" in carol.said()
     assert accepted(fed, "killed-executor") == [list(NAMES)] * 3
     assert_same(fed, "killed-executor", simulated(method="pfedbayes"))
+
+
+def test_a_slow_client_does_what_fits_into_the_deadline(fed: Federation) -> None:
+    """Ten steps take it 3 s, and it has 1 s; the others need a few hundredths."""
+    experiment(fed, method="pfedbayes", rounds=2, deadline=1.0, late="partial")
+    ruled(fed)
+    (fed.path / "clients" / "bob" / "slow").touch()
+    began = {name: len(client.said()) for name, client in fed.clients.items()}
+    code, words = fed.run("--name", "slow")
+    assert code == 0, words
+    assert accepted(fed, "slow") == [list(NAMES)] * 2
+    said = {name: client.said()[began[name] :] for name, client in fed.clients.items()}
+    late = re.findall(
+        r"This client takes (\d+) of 10 local steps: the deadline is 1 s", said["bob"]
+    )
+    assert len(late) == 2 and all(1 <= int(steps) <= 3 for steps in late), said["bob"]
+    assert "local steps" not in said["alice"]
+    kept = json.loads((fed.path / "clients" / "bob" / "state" / "slow" / "speed.json").read_text())
+    assert set(kept["measured"]) == {"probe", "0", "1"}  # of three processes
+    assert max(kept["measured"].values()) < 100 / 0.3  # passes of a step, over its least time

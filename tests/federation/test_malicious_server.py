@@ -125,6 +125,20 @@ def test_without_any_clip_nothing_is_sent(tmp_path: Path) -> None:
     assert releases(tmp_path, True) == 0
 
 
+@pytest.mark.parametrize(
+    "given", [{"deadline": 30.0}, {"deadline": 1e-6}, {"local_epochs": 3}, {"local_epochs": 9999}]
+)
+def test_a_deadline_adds_nothing_to_a_reply(given: dict[str, Any], tmp_path: Path) -> None:
+    """Neither a speed nor how many steps were taken, nor that they are above a limit."""
+    tree = linear(2.0)
+    few = Limits(local_steps=10_000)
+    one, two = both(tmp_path, ask("train", tree, batch_size=1, **given), **NOISE, limits=few)
+    assert not one.error and one.figures == {"examples": 100}
+    check_alike(one, two, tree, 1.0)
+    kept = tmp_path / "with" / "state"
+    assert bool(list(kept.glob("*/speed.json"))) == ("deadline" in given)
+
+
 # Failures
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from corefed import UserError, resolve, train
-from corefed.federation.operate.creating import as_federated
 from corefed.methods import registry
 from corefed.models.likelihood import Categorical
 from corefed.models.network import PIXELS, mlp
@@ -154,7 +154,6 @@ def test_dropped_clients_send_nothing() -> None:
         ({"speeds": "fast"}, "speeds is 'fast'; write 500,"),
         ({"speeds": "uniform:1"}, "write 500,"),
         ({"speeds": "nan"}, "write 500,"),
-        ({"speeds": "", "deadline": 3}, "deadline is 3, in simulated seconds; these take speeds"),
         ({"deadline": -1}, "deadline is -1.0; it must be 0 or more"),
         ({"late": "never"}, "late .* is 'never'"),
     ],
@@ -162,6 +161,13 @@ def test_dropped_clients_send_nothing() -> None:
 def test_settings_that_make_no_sense_are_refused(flags: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         resolve(flags={"speeds": "10", **flags})
+
+
+def test_a_simulated_deadline_takes_speeds(tmp_path: Path) -> None:
+    wanted = resolve(flags={"deadline": 3})  # on machines it has a meaning without
+    with pytest.raises(UserError, match="deadline is 3, in simulated seconds; these take speeds"):
+        train(wanted, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -183,8 +189,6 @@ def test_where_devices_are_not_simulated_yet() -> None:
     wanted = resolve(flags={"local_epochs": 2, "speeds": "5", "validation": 0.2})
     with pytest.raises(UserError, match=r"A search cannot simulate .*local_epochs and speeds"):
         candidates.plan(wanted)
-    with pytest.raises(UserError, match="A federation of machines cannot simulate devices yet"):
-        as_federated(wanted, 3)
     settings.refuse(resolve().run, "A search")
     with pytest.raises(UserError, match="compile=on is for clients that take the same number"):
         fit(compile="on")

@@ -125,6 +125,8 @@ class Subset(NamedTuple):
     # a weight, where one follows from the other; None: counted
     learn: Callable[[Tree, Tensor], Tree] | None = None  # (state, seen [C, 2, n + 1]) -> state: of
     # each point the sum of info["squares"] over local steps, and in how many it was; see `tally`
+    batch: Callable[[Tree, int], list[int]] | None = None  # (state, b) -> points per step of each
+    # client, at most b; None: b
 
 
 class Traits(NamedTuple):

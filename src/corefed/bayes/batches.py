@@ -32,7 +32,7 @@ def plan(
     weight: Tensor,
     streams: Streams,
     steps: int,
-    size: int,
+    size: int | Sequence[int],
     each: int = 1,
     points: Sequence[int] | None = None,
 ) -> Plan:
@@ -42,40 +42,47 @@ def plan(
     support, so scaling by (m / b) (w_j / n) makes the sum over the batch unbiased for
     (1/n) sum_j w_j nll_j, with m the support's size and n the client's number of points.
 
-    The order of an epoch is that of random words, one per point of the support. A call is an
-    epoch, so a client's orders depend neither on padding nor on other clients. `points`, the sizes
-    of the supports, save a question to the device where they are known.
+    `size` is b, of all clients or of each. The order of an epoch is that of random words, one per
+    point of the support. A call is an epoch, so a client's orders depend neither on padding nor on
+    other clients. `points`, the sizes of the supports, save a question to the device where they
+    are known.
     """
     count, device = steps * each, weight.device
     m = (weight > 0).sum(-1)
     sizes = m.tolist() if points is None else points  # shapes depend on them
     longest = max(1, *sizes)
-    width = min(size, longest)
-    order = None
-    if longest > size:
-        epochs = -(-count * size // min(one for one in sizes if one > size))
-        order = _epochs(m, longest, epochs, count, size, streams)
+    own = [size] * len(sizes) if isinstance(size, int) else size
+    b = size if isinstance(size, int) else torch.tensor(own, device=device)
+    pairs = list(zip(sizes, own, strict=True))
+    width = max(1, *(min(pair) for pair in pairs))
+    more = [-(-count * many // one) for one, many in pairs if one > many]
+    order = _epochs(m, longest, max(more), count, width, b, streams) if more else None
     plain = torch.arange(width, device=device).expand(len(m), count, width)
-    at = plain if order is None else torch.where((m > size).view(-1, 1, 1), order, plain)
+    at = plain if order is None else torch.where((m > b).view(-1, 1, 1), order, plain)
     if weight is not data.weight:  # a part of the points: the first of its support, the second, ..
         first = (weight > 0).to(torch.int8).argsort(stable=True, descending=True)[:, :longest]
         at = first.gather(1, at.flatten(1)).view_as(at)
-    share = torch.where(m > size, m / size, 1.0) / data.size.clamp_min(1)
+    share = torch.where(m > b, m / b, 1.0) / data.size.clamp_min(1)
     scale = weight.gather(1, at.flatten(1)).view_as(at) * share.view(-1, 1, 1)  # 0 outside
+    if isinstance(b, Tensor):
+        scale = scale * (torch.arange(width, device=device) < b.view(-1, 1, 1))
     return Plan(at, scale, each)
 
 
 def _epochs(
-    m: Tensor, longest: int, epochs: int, count: int, size: int, streams: Streams
+    m: Tensor, longest: int, epochs: int, count: int, width: int, b: int | Tensor, streams: Streams
 ) -> Tensor:
-    """[C, count, size] places among m points per client, shuffled epoch after epoch."""
+    """[C, count, width] places among m points per client, shuffled epoch after epoch."""
     words = streams.words("batch", longest, calls=epochs, counted=count)
     real = torch.arange(longest, device=m.device) < m.unsqueeze(-1)
     words = words.masked_fill(~real.unsqueeze(1), torch.iinfo(torch.int64).max)
     order = words.argsort(stable=True).flatten(1)  # [C, epochs longest]
-    place, of = torch.arange(count * size, device=m.device), m.clamp_min(1).unsqueeze(-1)
+    rows = torch.arange(count, device=m.device).view(1, -1, 1)
+    first = rows * (b if isinstance(b, int) else b.view(-1, 1, 1))  # places of each minibatch
+    place = (first + torch.arange(width, device=m.device)).flatten(1)
+    of = m.clamp_min(1).unsqueeze(-1)
     epoch = (place // of).clamp_max(epochs - 1)  # more only where the result is not used
-    return order.gather(1, epoch * longest + place % of).view(len(m), count, size)
+    return order.gather(1, epoch * longest + place % of).view(len(m), count, width)
 
 
 def batches(

@@ -33,7 +33,7 @@ from corefed.base.errors import UserError
 from corefed.base.rng import SERVER, Streams, Who
 from corefed.base.shown import say, say_note
 from corefed.base.types import Tree
-from corefed.federation import asked, audit, evaluating, keeping, limits, wire
+from corefed.federation import asked, audit, evaluating, keeping, limits, local_work, wire
 from corefed.federation.asked import Asked
 from corefed.federation.limits import LimitError, TimeUpError, time_limit
 from corefed.federation.protocol import Reply, Task, check_run
@@ -53,7 +53,6 @@ from corefed.federation.trust.privacy import SpentError
 from corefed.federation.trust.terms import Terms, TermsError, terms_of
 from corefed.settings.run import Experiment
 from corefed.training import client_side
-from corefed.training.augmenting import work_of
 from corefed.training.calibration import Temperatures
 
 FAILED = "The client cannot do the task; its own log says why."
@@ -158,20 +157,12 @@ def _book(task: Task, plan: Plan, terms: Terms) -> None:
 
 def _work(task: Task, context: TaskContext) -> tuple[Tree, Tree, dict[str, Any]]:
     """Train: the message, the private state after it, and the numbers that are sent with it."""
-    method, run = context.method, context.experiment.run
+    method = context.method
     began = time.perf_counter()
     private = _private(task.run, task.round, context)
     before = client_side.selection_cost(method, private)
-    trained = client_side.train(
-        method,
-        _broadcast(task.tree, context.device),
-        private,
-        context.train,
-        Streams([Who(context.seed, task.client)], task.round, context.device),
-        work_of(run, context.train.x.shape[2:]),
-    )
-    message = {name: value[0].cpu() for name, value in trained.message.items()}
-    after = {name: value.cpu() for name, value in trained.private.items()}
+    trained = local_work.train(task, context, _broadcast(task.tree, context.device), private)
+    message = {name: value[0] for name, value in trained.message.items()}
     figures: dict[str, Any] = {
         "examples": int(context.train.size.item()),
         "seconds": time.perf_counter() - began,
@@ -181,10 +172,10 @@ def _work(task: Task, context: TaskContext) -> tuple[Tree, Tree, dict[str, Any]]
         figures["processed"] = int(trained.examples.item())
         cost = client_side.selection_cost(method, trained.private)
         if before is not None and cost is not None:
-            figures["selection"] = (cost - before).item()
+            figures["selection"] = (cost - before.cpu()).item()
         numbers = client_side.report(method, trained.private)
         figures["coreset"] = {name: float(value[0]) for name, value in numbers.items()}
-    return message, after, figures
+    return message, trained.private, figures
 
 
 def _work_quietly(task: Task, plan: Plan) -> tuple[Tree, Tree | None, dict[str, Any]]:

@@ -58,6 +58,7 @@ def check_settings(wanted: Experiment, limits: Limits) -> None:
     run = wanted.run
     _refuse("rounds", run.rounds, limits.rounds)
     _refuse("local_steps", run.local_steps, limits.local_steps)
+    _refuse("local_epochs", run.local_epochs, limits.local_steps, "local_steps")
     _refuse("evaluate_draws", run.evaluate_draws, limits.repeats, "repeats")
     values = to_flat(wanted.settings)
     for each in list_settings(type(wanted.settings)):
@@ -68,6 +69,11 @@ def check_settings(wanted: Experiment, limits: Limits) -> None:
             _refuse(each.name, value, limits.memory_mb, "memory_mb")
         else:
             _refuse(each.name, value, limits.repeats, "repeats")
+
+
+def check_steps(steps: int, limits: Limits) -> None:
+    """Refuse local epochs that are too many steps, once it is known how many they are."""
+    _refuse("local_steps", steps, limits.local_steps)
 
 
 def check_size(weights: int, limits: Limits) -> None:

@@ -33,12 +33,12 @@ from corefed.federation.rules import Rules
 from corefed.federation.told import Told
 from corefed.federation.trust import checks, privacy, robust
 from corefed.federation.trust.spent import privacy_spent
-from corefed.federation.waiting import Strikes
+from corefed.federation.waiting import Strikes, waiting_rules
 from corefed.methods import registry
 from corefed.models import own
 from corefed.settings import config, devices
 from corefed.settings.run import Experiment, Run
-from corefed.training import checkpoint, client_side, interrupt, record, summaries
+from corefed.training import checkpoint, client_side, interrupt, record, summaries, tasks
 from corefed.training.loop import Answer, Line, run_rounds
 from corefed.training.setup import network
 
@@ -82,12 +82,13 @@ def _federate(
 ) -> dict[str, Any]:
     path = folder.path
     wanted = config.resolve(record.settings_file(path))
-    _check_experiment(wanted, names)
+    _check_experiment(wanted, names, rules)
     present = joining.connect(names, rules, link)
     agreement, told = joining.agree_on_data(path, names, rules, link, log, wanted)
     experiment = joining.complete_experiment(wanted, agreement, told)
     values = config.to_dict(experiment)
     method, server = _build(experiment, agreement)
+    tasks.refuse_uncounted(experiment.run, method)
     servers = [server]
     lines, _ = folder.resume(
         experiment, lambda state: servers.extend(checkpoint.restore(state, [servers.pop()]))
@@ -108,7 +109,7 @@ def _federate(
         Task("train", path.name, 0, 0, settings, agreement, *ruled, {}),
         agreement,
         told,
-        Strikes(rules),
+        Strikes(waiting_rules(rules, experiment.run.deadline)),
         method,
         checks.template(method, server, agreement.shape, agreement.targets),
         privacy.averaging_weights(method, server) if rules.dp_clip else None,
@@ -150,7 +151,7 @@ def _summary(values: Mapping[str, Any], lines: Sequence[Line]) -> dict[str, Any]
     return summary
 
 
-def _check_experiment(wanted: Experiment, names: Sequence[str]) -> None:
+def _check_experiment(wanted: Experiment, names: Sequence[str], rules: Rules) -> None:
     run = wanted.run
     if len(run.seeds) != 1:
         raise UserError("A federation trains one run at a time; give it one seed.")
@@ -158,7 +159,12 @@ def _check_experiment(wanted: Experiment, names: Sequence[str]) -> None:
         raise UserError(f"clients is {run.clients}, but the federation has {len(names)}.")
     if run.patience:
         raise UserError("A federation cannot stop early yet; leave out patience.")
-    devices.refuse(run, "A federation of machines")
+    devices.refuse_on_machines(run)
+    if run.deadline >= rules.deadline:
+        raise UserError(
+            f"deadline is {run.deadline:g} s in experiment.toml, and a round waits for answers for "
+            f"{rules.deadline:g} s only (deadline in federation.toml); make that one longer."
+        )
 
 
 def _build(experiment: Experiment, agreement: Agreement) -> tuple[Method, Tree]:

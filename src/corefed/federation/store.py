@@ -4,6 +4,7 @@
     RUN/round-T.safetensors     the state after T rounds, with which round T (counted from 0) begins
     RUN/upload-T.safetensors    what was sent in round T, where noise must not be drawn twice
     RUN/join.json, asked.json   what the client was asked before (`asked.py`)
+    RUN/speed.json              how fast it was, where a run has a deadline (`own_speed.py`)
 
 Two of each kind are kept: a server that was killed asks its last round again, and gets the same
 answer from the state before it. Files are replaced as a whole (`base/files.py`), and a state is
@@ -72,7 +73,7 @@ class Store:
 
         Without a fingerprint of the data all else is compared, before the data are read.
         """
-        folder = self._folder(run)
+        folder = self.folder(run)
         about = {
             "protocol": VERSION,
             "client": name,
@@ -97,7 +98,7 @@ class Store:
         A state after that round is never taken: it would give another answer. A damaged state is
         put aside for the one before it, with a note.
         """
-        folder = self._folder(run)
+        folder = self.folder(run)
         numbers = _numbers(folder, STATE)
         damaged: list[Path] = []
         for number in (one for one in reversed(numbers) if one <= round_):
@@ -129,7 +130,7 @@ class Store:
 
         States of later rounds are removed: the server has gone back behind them.
         """
-        folder = self._folder(run)
+        folder = self.folder(run)
         before = [number for number in _numbers(folder, STATE) if number < round_]
         first = _first(folder, before) if before else round_ - 1
         kept = f"The state of round {before[-1]} is kept" if before else "No state is kept yet"
@@ -139,7 +140,7 @@ class Store:
 
     def upload(self, run: str, round_: int, question: str) -> tuple[dict[str, Any], Tree] | None:
         """Numbers and tree that answered this very question (a digest of it) before, if any."""
-        path = _path(self._folder(run), UPLOAD, round_)
+        path = _path(self.folder(run), UPLOAD, round_)
         if not path.exists():
             return None
         try:
@@ -159,13 +160,13 @@ class Store:
         Call it after `save`: the question may come again at any moment, and is then answered from
         here without another `save`.
         """
-        folder = self._folder(run)
+        folder = self.folder(run)
         with _writing(folder, "The state is kept, the upload is not"):
             self._make(folder)
             about = {"question": question, "figures": dict(figures)}
             self._rotate(folder, UPLOAD, round_, _encode(tree, about))
 
-    def _folder(self, run: str) -> Path:
+    def folder(self, run: str) -> Path:
         """The name comes from the server, so it is checked before it becomes a path."""
         return self.path / check_run(run)
 

@@ -26,9 +26,9 @@ from corefed.federation.reading.outline import outline
 from corefed.federation.store import Store
 from corefed.methods import registry
 from corefed.models import own
-from corefed.settings import config
-from corefed.settings.run import Experiment
-from corefed.training import client_side, setup, variants
+from corefed.settings import config, devices
+from corefed.settings.run import Experiment, Run
+from corefed.training import client_side, setup, tasks, variants
 
 SPLIT_SEED = 0
 """Of the test part of data without one: the client's own, the same in every run."""
@@ -126,6 +126,7 @@ def make_plan(task: Task, settings: ClientSettings, wanted: Experiment) -> Plan:
     limits.check_size(model.size, settings.limits)
     now = variants.at_round(wanted.settings, run, task.round)
     method = registry.build(run.method, now, model)
+    _check_time(run, method)
     _check_broadcast(task, method, run.seeds[0])
     store.claim(
         task.run,
@@ -174,6 +175,15 @@ def prepare(task: Task, plan: Plan) -> TaskContext:
         plan.seed,
         plan.store,
     )
+
+
+def _check_time(run: Run, method: Method) -> None:
+    """Refuse deadlines and speeds that a client on a machine of its own cannot follow."""
+    try:
+        devices.refuse_on_machines(run)
+        tasks.refuse_uncounted(run, method)
+    except UserError as error:
+        raise PublicError(str(error)) from error
 
 
 def _check_broadcast(task: Task, method: Method, seed: int) -> None:

@@ -14,9 +14,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from corefed.federation.rules import Rules
+
+
+def waiting_rules(rules: Rules, local: float) -> Rules:
+    """The rules where each client may work for so many seconds: as much longer is waited.
+
+    Otherwise a round whose quorum is quick would leave out a client that keeps its deadline.
+    """
+    return replace(rules, grace_seconds=rules.grace_seconds + local)
 
 
 class Waiting(NamedTuple):

@@ -39,7 +39,7 @@ from corefed.bayes.batches import batches, noises
 from corefed.methods import pfedbayes
 from corefed.models.layer_masks import bayesian_entries
 from corefed.models.network import Model
-from corefed.selectors import guard, quality, renewal, seen
+from corefed.selectors import gain, guard, quality, renewal, seen
 from corefed.selectors.frame import Look, trim
 from corefed.selectors.kl_rows import kl_term
 from corefed.selectors.matching import groups, matched_potentials, solve
@@ -150,6 +150,7 @@ def on_coreset(
     cost = renewal.selection_cost("calibrated", model, how)
     remembers = when.moved > 0 or how.around == "path"  # the posterior at the last selection
     learns = not printed and selectors.look_up(config.selector).learns
+    shrinks = learns and how.batch_by_gain
     # Has k points, never fewer.
     turns = not printed and config.selector == "calibrated" and how.in_turn and how.pool == 1
     recordable = turns and (  # no shape depends on values, and the system has a ridge
@@ -157,7 +158,8 @@ def on_coreset(
         and when.moved == when.stale == 0
     )  # fmt: skip
 
-    look = renewal.selection_cost(config.selector, model, how)
+    # One that learns looks at each point once at the most.
+    look = 1.0 if learns else renewal.selection_cost(config.selector, model, how)
     look += quality.passes(model, how, when) if when.stale > 0 else 0.0
 
     def init(private: Tree, data: ClientData) -> Tree:
@@ -179,6 +181,8 @@ def on_coreset(
         if learns:
             state["unseen"] = torch.full_like(data.weight, -1.0)  # local steps; -1: never seen
             state["since"] = torch.zeros_like(never)  # local steps since points were last looked at
+        if shrinks:
+            state["share"] = torch.ones_like(never)  # of a batch that a step takes
         return state
 
     def select(state: Tree, working: Tree, data: ClientData, streams: Streams, work: Work) -> Tree:
@@ -228,6 +232,8 @@ def on_coreset(
             state["weight"] = torch.where(whole.unsqueeze(-1), data.weight, state["weight"])
             for name in ("held_out_error", "over_uniform"):
                 state[name] = state[name].masked_fill(whole, 0.0)
+            if shrinks:
+                state["share"] = state["share"].masked_fill(whole, 1.0)
         # An early selection leaves the schedule as it is: clients stay in step, and a GPU selects
         # for all of them at once. No coreset gets older than the bound.
         state["age"] = state["age"].masked_fill(old, 0.0)
@@ -287,6 +293,8 @@ def on_coreset(
             state["unseen"][here] = unseen.masked_fill(fresh, 0.0)
             state["since"][here] = since.masked_fill(room > 0, 0.0)
             state["looked"][here] += room
+        if shrinks and gain.pays(model, tuple(data.x.shape[2:])):
+            state["share"][here] = seen.share(look, owed).to(state["share"])
         state["weight"][here], state["owed"][here] = weight, owed
         state["refreshes"][here] += 1
         passes = renewal.passes(config.selector, model, how, part.size, k[here])
@@ -329,7 +337,7 @@ def on_coreset(
             unseen = state["unseen"]
             passed = steps.unsqueeze(-1) if isinstance(steps, Tensor) else steps
             state["unseen"] = torch.where(unseen < 0, unseen, unseen + passed)
-            state["since"] = state["since"] + steps
+            state["since"] = state["since"] + steps * (state["share"] if shrinks else 1)
         return state
 
     def learn(state: Tree, passed: Tensor) -> Tree:
@@ -353,6 +361,7 @@ def on_coreset(
         look=look,
         sizes=(lambda sizes: subset_sizes(sizes, config.fraction)) if turns or learns else None,
         learn=learn if learns else None,
+        batch=(lambda state, most: gain.points(state["share"], most)) if shrinks else None,
     )
     # Preset paper trains some of the clients in a call again, where a setting per client is not.
     traits = base.traits._replace(stackable=not printed)

@@ -27,7 +27,7 @@ from torch import Tensor
 from corefed.base.passes import STEP
 from corefed.base.types import ClientData
 from corefed.models.likelihood import Categorical
-from corefed.selectors import gradients, guard, sampling
+from corefed.selectors import gain, gradients, guard, sampling
 from corefed.selectors.frame import Choice, Look
 
 ALLOWED = 0.02
@@ -40,15 +40,26 @@ WORTH = 0.25
 
 def select(look: Look) -> Choice:
     score = catch_up(look)
-    known = (score > 0) & look.mask
-    mean = (score * known).sum(-1, keepdim=True) / known.sum(-1, keepdim=True).clamp_min(1)
-    counted = torch.where(known, score, mean)
-    pi = sampling.inclusion(counted, look.mask, look.k, look.settings.floor)
+    _, pi = chances(look, score)
     by_class = look.settings.balance and isinstance(look.model.likelihood, Categorical)
     group = look.data.y if by_class else None
     chosen = sampling.draw(pi, look.k, look.mask, look.streams, "seen", group)
     weight = torch.where(chosen, pi.clamp_min(torch.finfo(pi.dtype).tiny).reciprocal(), 0.0)
     return Choice(weight.to(look.data.weight.dtype), score)
+
+
+def chances(look: Look, score: Tensor) -> tuple[Tensor, Tensor]:
+    """[C, n] scores, where a point never seen counts as the mean of the others, and pi."""
+    known = (score > 0) & look.mask
+    mean = (score * known).sum(-1, keepdim=True) / known.sum(-1, keepdim=True).clamp_min(1)
+    counted = torch.where(known, score, mean)
+    return counted, sampling.inclusion(counted, look.mask, look.k, look.settings.floor)
+
+
+def share(look: Look, score: Tensor) -> Tensor:
+    """[C] part of a batch that a step needs, with points drawn by these scores (`gain.py`)."""
+    counted, pi = chances(look, score)
+    return gain.share(counted, pi, look.mask)
 
 
 def room(steps: Tensor, points: Tensor, draws: int, unseen: Tensor, mask: Tensor) -> Tensor:

@@ -60,6 +60,9 @@ class Selection:
     balance: Annotated[bool, ABLATION] = True
     """Carry over by class as well, so that each class has its share of every selection (selectors
     calibrated and seen)."""
+    batch_by_gain: Annotated[bool, ABLATION] = False
+    """Take fewer points per step, at least a quarter of batch_size, as importance makes up for
+    them; only for networks in which a point costs more than a weight (selector seen)."""
     shrink: Annotated[NotNegative, ABLATION] = 0.1
     """Ridge that pulls weights towards those they were drawn with, or a solver's towards n/k; 0:
     none."""
@@ -79,7 +82,7 @@ class Selection:
 
 USED_BY = {
     "calibrated": ("score", "floor", "in_turn", "balance", "bound"),
-    "seen": ("floor", "balance"),
+    "seen": ("floor", "balance", "batch_by_gain"),
     "matching": ("solver", "max_iterations"),
 }
 """Settings that only these selectors use."""

@@ -1,5 +1,8 @@
 """Devices of different speeds, and a deadline per round: the settings, read and checked.
 
+In a simulation a deadline is in simulated seconds. In a federation of machines it is in seconds,
+and each client measures its own speed.
+
 `speeds` is written in one of four ways; a speed is in passes per simulated second (`base/passes.py`
 says what a pass is):
 
@@ -40,10 +43,28 @@ def refuse(run: Run, who: str) -> None:
         raise UserError(f"{who} cannot simulate devices yet; leave out {' and '.join(given)}.")
 
 
+def refuse_on_machines(run: Run) -> None:
+    """Refuse what has no meaning where every client has a machine of its own."""
+    if run.speeds:
+        raise UserError(
+            f"speeds is {run.speeds}, but in a federation of machines each client measures its own "
+            "speed; leave out speeds."
+        )
+    if run.deadline and run.late == "drop":
+        raise UserError(
+            "late=drop is for simulations; in a federation of machines use late=partial or fit. "
+            "Who has not answered by the deadline of federation.toml is left out in any case."
+        )
+
+
 def check(run: Run) -> None:
     if run.speeds:
         parse(run.speeds)
-    elif run.deadline:
+
+
+def check_simulated(run: Run) -> None:
+    """Refuse a deadline that has no meaning where clients are simulated."""
+    if run.deadline and not run.speeds:
         raise UserError(
             f"deadline is {run.deadline:g}, in simulated seconds; these take speeds, such as "
             "speeds=lognormal:500,1."

@@ -120,8 +120,10 @@ class Run:
     forward pass alone, as in selection, counts a third). A number for all, one per client such as
     100,500,500, or drawn per client: uniform:LOW,HIGH or lognormal:MEDIAN,SIGMA. Empty: time is not
     simulated."""
-    deadline: Annotated[NotNegative, Unit("simulated seconds")] = 0.0
-    """Time that a client has for a round, selection included; 0: everybody is waited for."""
+    deadline: Annotated[NotNegative, Unit("seconds")] = 0.0
+    """Time that a client has for the local work of a round, selection included; 0: everybody is
+    waited for. In a simulation these are simulated seconds (`speeds`). In a federation they are
+    real ones, and each client measures its own speed."""
     late: Literal["drop", "partial", "fit"] = "partial"
     """What a client does that would miss the deadline: it takes no part (drop), takes as many steps
     as fit (partial), or trains on a coreset or random subset of the size that fits (fit)."""

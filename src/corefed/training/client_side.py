@@ -49,6 +49,7 @@ class Points(NamedTuple):
     weight: Tensor  # [C, n]; 0 leaves a point out
     sizes: Sequence[int]  # how many points of each client have a weight
     own: Tensor | None = None  # [C] steps to take of each; None: all
+    batch: Sequence[int] | None = None  # points of a step of each; None: as the work has it
 
 
 TakeSteps = Callable[[Method, Tree, Points, Streams, int], tuple[Tree, Tensor]]
@@ -61,8 +62,9 @@ def one_by_one(work: Work) -> TakeSteps:
     def take(
         method: Method, working: Tree, points: Points, streams: Streams, steps: int
     ) -> tuple[Tree, Tensor]:
-        data, weight, sizes, own = points
-        chosen = plan(data, weight, streams, steps, work.batch, method.traits.batches, sizes)
+        data, weight, sizes, own, batch = points
+        size = work.batch if batch is None else batch
+        chosen = plan(data, weight, streams, steps, size, method.traits.batches, sizes)
         chosen = changing(chosen, work.augment, streams)
         return step_by_step(method, working, data, chosen, streams, work.augment, own)
 
@@ -128,26 +130,29 @@ def train(
         working["planned"] = many if counts is None else counts.to(many)
     segment = work.steps if subset is None else subset.every or work.steps
     loss = torch.zeros(len(data.weight), device=data.weight.device)
-    points = sizes = data.size.tolist() if sizes is None else sizes
+    points = sizes = used = data.size.tolist() if sizes is None else sizes
     examples = torch.zeros(len(data.weight), dtype=torch.int64)
     allowance = Allowance(method, state, data, work) if work.passes is not None else None
+    batch: Sequence[int] | None = None
     done, most = 0, work.steps
     while done < most:
         steps = min(segment, most - done)
         if subset is not None:
             asked = None if counts is None else counts > done
             if asked is not None and allowance is not None and done:
-                asked &= allowance.has_room(sizes)  # otherwise it is reselected in the next round
+                asked &= allowance.has_room(used)  # otherwise it is reselected in the next round
             before = state if asked is None else {name: v.clone() for name, v in state.items()}
             state = subset.select(state, working, data, streams, work)
             state = state if asked is None else _where(asked, state, before)
             weight = subset.weights(state)
             streaming.hold(data.x, weight)
             sizes = _sizes(subset, weight, points, work)
+            batch = None if subset.batch is None else subset.batch(state, work.batch)
             if subset.learn is not None:
                 working[SEEN] = data.weight.new_zeros(len(weight), 2, weight.shape[1] + 1)
+        used = sizes if batch is None else [*map(min, sizes, batch)]
         if allowance is not None and counts is not None:
-            fits = allowance.fitting(state, sizes).clamp_min(0 if done else 1)
+            fits = allowance.fitting(state, used).clamp_min(0 if done else 1)
             counts = torch.minimum(counts, done + fits)
             most = int(counts.max())
             steps = min(steps, most - done)
@@ -155,7 +160,7 @@ def train(
                 working.pop(SEEN, None)
                 break
         taken = None if counts is None else (counts - done).clamp(0, steps)
-        now = Points(data, weight, sizes, taken)
+        now = Points(data, weight, sizes, taken, batch)
         working, summed = take_steps(method, working, now, streams, steps)
         loss += summed
         each: int | Tensor = steps if taken is None else taken
@@ -164,8 +169,8 @@ def train(
             if subset.learn is not None:
                 state = subset.learn(state, working.pop(SEEN))
         if allowance is not None:
-            allowance.spend(each, sizes)
-        passes = method.traits.passes * torch.tensor(sizes).clamp_max(work.batch)
+            allowance.spend(each, used)
+        passes = method.traits.passes * torch.tensor(used).clamp_max(work.batch)
         examples += passes * (steps if taken is None else taken.cpu())
         done += steps
     message, changed = method.end(broadcast, working)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from corefed.base.passes import FORWARD
 from corefed.base.types import Method
 from corefed.training.cost import Line
 from corefed.training.local import LocalClients
+from corefed.training.tasks import passes_taken
 
 Cohorts = Sequence[Sequence[int]]
 
@@ -36,10 +35,11 @@ class Clock:
         if self.devices is None or not self.devices.speeds:
             return {}
         rows = self.clients.rows_of(self.cohorts)
-        passes = math.prod(self.method.noise[:-1]) * self.clients.examples.double()
         now = self._looked()
+        looked: Tensor | float = 0.0
         if self._before is not None and now is not None:
-            passes += FORWARD * (now - self._before)[rows]
+            looked = (now - self._before)[rows]
+        passes = passes_taken(self.method, self.clients.examples, looked)
         ends = itertools.accumulate(map(len, self.cohorts))
         spans = [slice(end - len(c), end) for end, c in zip(ends, self.cohorts, strict=True)]
         seconds = [self.devices.seconds(rows[span], passes[span]) for span in spans]

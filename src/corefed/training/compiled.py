@@ -32,13 +32,14 @@ from corefed.base.shown import say
 from corefed.base.types import Batch, ClientData, Method, Tree, Work
 from corefed.bayes import augment as augmenting
 from corefed.bayes.batches import changing, noises, plan, tally
+from corefed.selectors.gain import MULTIPLE
 from corefed.training.client_side import SEEN, Points, TakeSteps, step_by_step
 from corefed.training.replayed import Replays
 
 Build = Callable[[Mapping[str, Tensor]], Method]
 """From a tensor [C] for each setting that may differ between clients to their method."""
 
-WIDTH = 8
+WIDTH = MULTIPLE
 """Minibatches are padded to a multiple of it, so that coresets of similar sizes share a program."""
 
 MOST = 4
@@ -73,9 +74,9 @@ class Steps:
         def take(
             method: Method, working: Tree, points: Points, streams: Streams, steps: int
         ) -> tuple[Tree, Tensor]:
-            data, weight, sizes, _ = points  # all take the same number of steps here
-            each = method.traits.batches
-            chosen = plan(data, weight, streams, steps, self.work.batch, each, sizes)
+            data, weight, sizes, _, batch = points  # all take the same number of steps here
+            each, size = method.traits.batches, self.work.batch if batch is None else batch
+            chosen = plan(data, weight, streams, steps, size, each, sizes)
             augment = self.work.augment
             chosen = changing(chosen, augment, streams)
             if self.given_up:

@@ -29,6 +29,7 @@ from corefed.models.own import Factory
 from corefed.models.series import SERIES, Series
 from corefed.settings import class_weights
 from corefed.settings.config import check_cohort
+from corefed.settings.devices import check_simulated
 from corefed.settings.run import CONVOLUTIONAL, MEMORY, OWN, Experiment, Run, default_scale
 from corefed.training import compiling, devices, local, others, storing, variants
 from corefed.training.augmenting import work_of
@@ -128,6 +129,7 @@ def prepare(
     experiment = concrete(experiment)
     run = experiment.run
     refuse_unstreamable(run, data)
+    check_simulated(run)
     device = torch.device(run.device)
     if data is None and run.data == MEMORY:
         raise UserError(

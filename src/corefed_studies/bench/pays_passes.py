@@ -4,7 +4,8 @@ The rival is full data at its own best batch size. Of each problem, full data ar
 batch size first; what all others have to reach is 99 % of the best accuracy that any of these runs
 has at any time, seed by seed. A row then is trained until all seeds have reached it, or for all
 rounds. Coresets are at the batch size of the default, and again at the rival's best. `seen` and the
-random subset are reselected every 20 local steps, the default as often as its budget allows.
+random subset are reselected every 20 local steps, the default as often as its budget allows. In the
+CNN `seen` also has a row whose batch follows the gain of importance sampling (`selectors/gain.py`).
 
 Seconds are CPU time of this process in training, evaluation left out; all seeds train together, and
 a seed's are its part. What selection took is inside, and shown as a part of the rest.
@@ -39,8 +40,11 @@ LEVEL = 0.99
 OFTEN = 20
 """Local steps between two selections of `seen` and of the random subset."""
 FULL = "full data"
+BY_GAIN = "seen, batch by gain"
+"""The same as `seen` for an MLP, in which a point costs less than a weight: of CNNs only."""
 CORESETS: dict[str, Flags] = {
     "seen": {"selector": "seen", "refresh_every": OFTEN},
+    BY_GAIN: {"selector": "seen", "refresh_every": OFTEN, "batch_by_gain": True},
     "calibrated": {},
     "random, redrawn": {"selector": "random", "refresh_every": OFTEN, "check_every": 10**6},
 }
@@ -90,7 +94,8 @@ def measure(scale: str, console: Console, known: Sequence[Row]) -> Iterator[Row]
     setting = SETTINGS[scale]
     for problem, flags in setting.problems.items():
         found: list[Row] = []
-        for row, batch in rows_of(setting.batches, found):
+        left_out = () if "model" in flags else (BY_GAIN,)
+        for row, batch in rows_of(setting.batches, found, left_out):
             name = {"problem": problem, "row": row, "batch": batch}
             earlier = [r for r in known if {**r, **name} == r]
             own = {"method": "pfedbayes"} if row == FULL else {"fraction": 0.1, **CORESETS[row]}
@@ -107,11 +112,13 @@ def measure(scale: str, console: Console, known: Sequence[Row]) -> Iterator[Row]
             console.print(f"{spot}, {row}: done")
 
 
-def rows_of(batches: Sequence[int], found: Sequence[Row]) -> Iterator[tuple[str, int]]:
+def rows_of(
+    batches: Sequence[int], found: Sequence[Row], left_out: Sequence[str] = ()
+) -> Iterator[tuple[str, int]]:
     """(row, batch size): full data at each, then coresets; `found` grows meanwhile."""
     yield from ((FULL, batch) for batch in batches)
     for batch in dict.fromkeys((batches[-1], best(found, "passes")["batch"])):
-        yield from ((row, batch) for row in CORESETS)
+        yield from ((row, batch) for row in CORESETS if row not in left_out)
 
 
 # --- one run --------------------------------------------------------------------------------------

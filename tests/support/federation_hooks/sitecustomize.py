@@ -2,7 +2,8 @@
 gets one that can be held in the middle of a training, and one that lies in the run `bad`.
 
 A file hold-3 in a client's folder holds it in its third round: the file becomes `held`, with the
-number of the process that trains, and the training goes on when that is removed.
+number of the process that trains, and the training goes on when that is removed. With a file slow
+each of its local steps takes 0.3 s longer.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 NAME = "corefed.federation.client"
+SLOW = 0.3
 
 
 def changed(module: ModuleType) -> None:
@@ -29,6 +31,8 @@ def changed(module: ModuleType) -> None:
         def stopping(*arguments: Any) -> Any:
             nonlocal done
             done += 1
+            if (Path(os.environ["COREFED_CLIENT"]) / "slow").exists():
+                time.sleep(SLOW)
             if done == middle:
                 hold(task.round + 1)
             return step(*arguments)

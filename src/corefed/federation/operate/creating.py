@@ -121,7 +121,7 @@ def as_federated(given: Experiment, clients: int) -> Experiment:
         raise UserError(f"cohort is {given.run.cohort}; there are only {clients} clients.")
     if given.run.patience:
         raise UserError("A federation cannot stop early yet; leave out patience.")
-    devices.refuse(given.run, "A federation of machines")
+    devices.refuse_on_machines(given.run)
     run = dataclasses.replace(given.run, data=LOCAL, clients=clients, partition="")
     return dataclasses.replace(given, run=run)
 
