@@ -177,10 +177,17 @@ def one_thread() -> Iterator[None]:
 
 
 def environment() -> dict[str, Any]:
-    """What bits depend on beside the program: kinds of CPU and versions round differently."""
+    """What bits depend on beside the program: kinds of CPU and versions round differently.
+
+    Two machines whose CPUs have the same name, family and model gave other last digits. Libraries
+    also choose their blocks by the caches that a machine shows, so these count, and so do the bits
+    of some products and solutions.
+    """
     return {
+        "caches": _caches(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "cpu": _cpu(),
+        "products": _products(),
         "numpy": numpy.__version__,
         "scipy": scipy.__version__,
         "threads": 1,  # see `one_thread`
@@ -205,6 +212,34 @@ def _cpu() -> str:
     found = [re.search(rf"^{name}\s*: (.*)$", text, re.MULTILINE) for name in wanted]
     said = [match[1].strip() for match in found if match]
     return ", ".join(said) or platform.processor() or platform.machine()
+
+
+def _caches() -> list[str]:
+    """Level and size of each cache of the first core; none where the system does not say."""
+    places = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
+    parts = [[(place / name).read_text().strip() for name in ("level", "size")] for place in places]
+    return [" ".join(each) for each in parts]
+
+
+def _products() -> str:
+    """Digest of matrix products and solutions of several shapes, by torch and by numpy."""
+    draw, digest = numpy.random.default_rng(0), hashlib.sha256()
+    with one_thread():
+        for n, k, m in ((1, 64, 10), (50, 100, 10), (300, 700, 1), (200, 200, 200), (33, 1000, 65)):
+            for kind in (numpy.float32, numpy.float64):
+                a, b = (draw.normal(size=size).astype(kind) for size in ((n, k), (k, m)))
+                left, right = torch.from_numpy(a), torch.from_numpy(b)
+                square = left @ left.mT + k * torch.eye(n, dtype=left.dtype)
+                solved = torch.linalg.solve(square, left @ right)
+                for found in (
+                    a @ b,
+                    (left @ right).numpy(),
+                    solved.numpy(),
+                    a.sum(0),
+                    numpy.exp(b),
+                ):
+                    digest.update(numpy.ascontiguousarray(found).tobytes())
+    return digest.hexdigest()[:16]
 
 
 # --- comparing ------------------------------------------------------------------------------------
