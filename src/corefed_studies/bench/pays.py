@@ -11,12 +11,10 @@ pays.md, and between a part's own marks of a page.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
-
-from rich.console import Console
 
 from corefed.base import files
 from corefed.base.device import device_for
@@ -28,8 +26,14 @@ NAME, FILE = "pays", "pays.json"
 Row = dict[str, Any]
 
 
+class Shown(Protocol):
+    """Where lines are shown: a console of rich, or the terminal itself."""
+
+    def print(self, text: str) -> object: ...
+
+
 class Part(Protocol):
-    def measure(self, scale: str, console: Console, known: Sequence[Row]) -> Iterator[Row]: ...
+    def measure(self, scale: str, console: Shown, known: Sequence[Row]) -> Iterator[Row]: ...
     def table(self, rows: Sequence[Row]) -> str: ...
 
 
@@ -40,7 +44,7 @@ PARTS = {"nuts": "bench pays", "passes": "bench pays passes"}
 def main(
     scale: str,
     out: Path | None,
-    console: Console,
+    console: Shown,
     device_name: str,
     *,
     page: Path | None = None,
@@ -83,8 +87,17 @@ def _part(name: str) -> Part:
     return cast("Part", import_module(f"corefed_studies.bench.pays_{name}"))
 
 
-def measured(scale: str, folder: Path, console: Console, parts: Sequence[str]) -> dict[str, Any]:
-    """All rows of these parts; those of pays.json in the folder are not measured again."""
+def measured(
+    scale: str,
+    folder: Path,
+    console: Shown,
+    parts: Sequence[str],
+    measure: Callable[[str, Shown, Sequence[Row]], Iterator[Row]] | None = None,
+) -> dict[str, Any]:
+    """All rows of these parts; those of pays.json in the folder are not measured again.
+
+    Rows of the file that `measure` (a part's own, unless given) does not come to are kept.
+    """
     path = folder / FILE
     found = {**study.about(NAME, scale, device_for("cpu")), **{name: [] for name in parts}}
     if path.exists():
@@ -94,8 +107,9 @@ def measured(scale: str, folder: Path, console: Console, parts: Sequence[str]) -
         found |= {name: before[name] for name in PARTS if name in before}
     for name in parts:
         known, found[name] = found[name], []
-        for row in _part(name).measure(scale, console, known):
+        for row in (measure or _part(name).measure)(scale, console, known):
             found[name].append(row)
             kept = [r for r in known if r not in found[name]]
             study.write(path, {**found, name: [*found[name], *kept]})
+        found[name] += [r for r in known if r not in found[name]]
     return study.write(path, found)

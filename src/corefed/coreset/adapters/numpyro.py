@@ -52,6 +52,11 @@ def build(
     )
 
 
+def log_likelihood(model: Model, x: Any, y: Any) -> bridge.FromJax:
+    """The model's log-likelihood per point, over unconstrained parameters."""
+    return _parts(model, x, y).log_likelihood
+
+
 def weighted(model: Model, coreset: Coreset | Tensor) -> Model:
     """The model with the coreset's weights (or these) on its observed sites; run it on
     `points(coreset)`."""
