@@ -137,3 +137,10 @@ def test_pymc(data: tuple[Any, Any]) -> None:
     expected = float(coreset.log_likelihood(torch.tensor(BETA)))
     expected += float(torch.distributions.Normal(0, 1).log_prob(torch.tensor(BETA)).sum())
     assert float(logp({"beta": BETA})) == pytest.approx(expected, rel=1e-4)
+    with model:
+        trace = pm.sample(
+            draws=60, tune=60, chains=1, cores=1, progressbar=False, random_seed=0,
+            compute_convergence_checks=False, compile_kwargs={"mode": "FAST_COMPILE"},
+        )  # fmt: skip
+    draws = trace.posterior["beta"].values[0]
+    assert draws.dtype == np.float64 and coreset.check(draws).draws == 60
