@@ -88,10 +88,10 @@ def _surveys(width: int) -> list[int]:
     """Draws of each survey, for this many parameters."""
     directions = width + width * (width + 1) // 2 if width <= SMALL else 0
     draws, found = max(DRAWS, min(round(DETERMINED * directions), MOST)), []
-    while draws <= MOST:
+    while draws < MOST:
         found.append(draws)
         draws *= MORE
-    return found
+    return [*found, MOST]
 
 
 def _series(first: int, least: int, most: int) -> list[int]:
