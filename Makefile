@@ -60,7 +60,7 @@ $(VENV)/.first-look: pyproject.toml constraints.txt $(VENV)/.created
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
 	@echo "==> installing corefed and its dependencies into $(VENV) (once; PyTorch is large)"
-	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[dev,vision,flower,report,web,tables,onnx,mlflow,tensorboard,numpyro,blackjax,docs]'
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[dev,vision,flower,report,web,tables,onnx,mlflow,tensorboard,numpyro,blackjax,pymc,docs]'
 	@touch $@ $(VENV)/.first-look
 
 # --- A first look --------------------------------------------------------------------------------

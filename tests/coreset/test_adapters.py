@@ -90,6 +90,22 @@ def test_what_numpyro_models_are_refused(data: tuple[Any, Any]) -> None:
         adapter.build(blind, *data, 20)
 
 
+def test_a_rare_class(data: tuple[Any, Any]) -> None:
+    """The pilot's first gradient is right where all logits would be 0, a kink of NumPyro's."""
+    numpyro = pytest.importorskip("numpyro", reason="the extra numpyro is not installed")
+    from numpyro import distributions as dist
+
+    from corefed.coreset.adapters import numpyro as adapter
+
+    def model(x: Any, y: Any) -> None:
+        beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([D + 1]).to_event(1))
+        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+
+    x = np.hstack([data[0], np.ones((2000, 1), np.float32)])
+    y = (np.arange(2000) % 10 == 0).astype(np.float32)
+    assert adapter.build(model, x, y, 60, samples=120).diagnostics.held_out_error < 0.05
+
+
 def test_blackjax(data: tuple[Any, Any]) -> None:
     """Built from JAX functions as from the same in PyTorch; a NUTS step on its log-density."""
     blackjax = pytest.importorskip("blackjax", reason="the extra blackjax is not installed")
@@ -137,3 +153,10 @@ def test_pymc(data: tuple[Any, Any]) -> None:
     expected = float(coreset.log_likelihood(torch.tensor(BETA)))
     expected += float(torch.distributions.Normal(0, 1).log_prob(torch.tensor(BETA)).sum())
     assert float(logp({"beta": BETA})) == pytest.approx(expected, rel=1e-4)
+    with model:
+        trace = pm.sample(
+            draws=60, tune=60, chains=1, cores=1, progressbar=False, random_seed=0,
+            compute_convergence_checks=False, compile_kwargs={"mode": "FAST_COMPILE"},
+        )  # fmt: skip
+    draws = trace.posterior["beta"].values[0]
+    assert draws.dtype == np.float64 and coreset.check(draws).draws == 60

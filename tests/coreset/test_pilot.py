@@ -14,7 +14,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.bayes import regression
-from corefed.coreset import build, pilot, sources
+from corefed.coreset import build, grow, pilot, sources
 from corefed.coreset.again import tail_shape
 from corefed.coreset.grow import OutOfReachError
 
@@ -111,6 +111,20 @@ def test_the_size_grows_until_the_target_is_reached() -> None:
     off = (mine.mean - full.mean).abs() / full.covariance.diagonal().sqrt()
     # an error of e moves a mean by at most sqrt(e P / 2) standard deviations
     assert float(off.max()) < math.sqrt(1e-3 * D / 2)
+
+
+def test_many_parameters_begin_with_more_points_and_draws() -> None:
+    """20 coefficients have 230 directions of a quadratic: 400 draws do, and 80 points begin."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(4000, 20, generator=draw)
+    y = (torch.rand(4000, generator=draw) < torch.sigmoid(x.sum(1) / 4)).float()
+    found = build(logistic, data=(x, y), posterior="laplace", theta0=20, log_prior=prior)
+    assert found.diagnostics.held_out_error <= 1e-3
+    assert found.diagnostics.draws == 400 and found.diagnostics.size in (80, 120, 180)
+    assert grow._surveys(10) == [400, 1600, 6400]
+    assert grow._surveys(32) == [840, 3360, 6400]
+    assert grow._surveys(100) == [6400]
+    assert grow._surveys(10_000) == [400, 1600, 6400]  # a network
 
 
 def test_a_target_that_no_size_reaches() -> None:

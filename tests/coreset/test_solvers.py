@@ -596,6 +596,27 @@ def test_who_joins_lowers_f_most_when_all_others_follow() -> None:
         assert found[1] == allowed[0]
 
 
+def test_points_that_only_help_together_are_found() -> None:
+    """All data near their mode: points have slopes a thousand times their curvature, which cancel
+    in y. A few points cannot cancel theirs and get hardly any weight, so that blocks of k/20 = 4
+    lower f by nothing until some 30 points are there."""
+    draw = torch.Generator().manual_seed(0)
+    n, groups, rows, k = 2000, 20, 400, 75
+    group = torch.randint(groups, (n,), generator=draw)
+    x = torch.cat([torch.randn(n, 10, generator=draw), torch.eye(groups)[group]], 1).double()
+    slope = torch.rand(n, 1, generator=draw).double().sub(0.5).sign()
+    curvature = x.T @ x
+    slope = slope - x @ torch.linalg.solve(curvature, x.T @ slope)
+    noise = torch.randn(x.shape[1], rows, generator=draw).double()
+    factor = torch.linalg.cholesky(curvature)
+    eta = x @ torch.linalg.solve_triangular(factor.T, noise, upper=True)
+    g = 1000 * slope * eta - eta.square() / 8
+    made = problem(((g - g.mean(-1, keepdim=True)) * rows**-0.5).unsqueeze(0), k)
+    found = exchange.solve(made)
+    assert int((found.w > 0).sum()) == k
+    assert float(found.objective / made.y.square().sum()) < 0.05
+
+
 def test_nothing_joins_a_perfect_fit() -> None:
     g = normal(1, 10, 20)
     posed = problem(g, 4, y=3 * g[:, 2])

@@ -20,7 +20,7 @@ from torch import Tensor
 from corefed.base.errors import UserError
 from corefed.coreset import making, options, passes
 from corefed.coreset.coreset import CHECKED, Coreset
-from corefed.coreset.draws import Draws, Theta, hold, interpret, leaves, wrap_stacked
+from corefed.coreset.draws import Draws, Theta, hold, interpret, leaves, tree, wrap_stacked
 from corefed.coreset.making import Origin
 from corefed.coreset.region import flat
 from corefed.coreset.scan import scan
@@ -89,7 +89,7 @@ def check(coreset: Coreset, draws: object, most: int, tolerance: float) -> Check
     """Compare both log-likelihoods on some of the draws."""
     origin = _origin(coreset)
     assert coreset.points is not None
-    drawn = _thinned(_stacked(draws), most)
+    drawn = _thinned(_stacked(coreset, draws), most)
     if drawn.number < LEAST:
         raise UserError(f"There are {drawn.number} draws; a check needs at least {LEAST}.")
     recipe = origin.recipe
@@ -132,7 +132,7 @@ def rebuilt_at(coreset: Coreset, draws: object, size: int | None = None) -> Core
     Enough draws are used as they are. Of fewer a Gaussian is fitted, a little wider than they are,
     which gives as many as are needed; where they are too few even for that, again as they are.
     """
-    origin, drawn = _origin(coreset), _stacked(draws)
+    origin, drawn = _origin(coreset), _stacked(coreset, draws)
     k = options.number(
         size if size is not None else coreset.diagnostics.size, coreset.diagnostics.n
     )
@@ -225,11 +225,15 @@ def _origin(coreset: Coreset) -> Origin:
     return coreset.origin
 
 
-def _stacked(draws: object) -> Draws:
+def _stacked(coreset: Coreset, draws: object) -> Draws:
+    """In the coreset's precision: samplers give float64 whatever a model was written in."""
     posterior = interpret(draws)
     if not isinstance(posterior, Draws):
         raise UserError("Give a sampler's draws, stacked or as a list, not a distribution.")
-    return posterior
+    dtype = coreset.weights.dtype
+    return posterior._replace(
+        block=lambda start, stop: tree(lambda t: t.to(dtype), posterior.block(start, stop))
+    )
 
 
 def _thinned(drawn: Draws, most: int) -> Draws:

@@ -23,6 +23,8 @@ STEPS = 10 * BLOCKS
 """Bound on the steps of forward selection, which needs BLOCKS if no weight becomes 0."""
 WORTH = 1e-3
 """The part of f by which a step must lower it."""
+MUCH = 1e-6
+"""The part of ||y||^2 above which f is not rounding."""
 TRIES = 2
 """Sets of candidates tried at one m."""
 
@@ -56,9 +58,15 @@ def solve(
 
 
 def forward(problem: Problem) -> tuple[support.Support, int]:
-    """k points in blocks of k/20, fewer where no further point helps, and the number of steps."""
+    """k points in blocks of k/20, fewer where no further point helps, and the number of steps.
+
+    Near a posterior's mode y has no slope, and a few points whose slopes do not cancel get no
+    weight: of P parameters, P + 1 points must join together. So where a block does not help and
+    much of y is left, the next block is twice as large.
+    """
     k = problem.k
     block, none = -(-k // BLOCKS), torch.zeros_like(k)
+    much = MUCH * norm2(problem.y.double())
     chosen, done = support.empty(problem), k <= 0
     step = 0
     while step < STEPS and not bool(done.all()):
@@ -69,8 +77,10 @@ def forward(problem: Problem) -> tuple[support.Support, int]:
         f = norm2(grown.residual(problem))
         # None joined, or as many left as joined, which never ends near an exact fit.
         stuck = (f >= before) | ((f >= (1 - WORTH) * before) & (grown.size <= chosen.size))
+        more = stuck & (f > much) & (room < k - chosen.size)
+        block = torch.where(more, 2 * block, block)
         chosen = support.kept(grown, grown.x > 0)
-        done = done | stuck | (chosen.size >= k)
+        done = done | (stuck & ~more) | (chosen.size >= k)
     return chosen, step
 
 

@@ -130,6 +130,14 @@ def _sums(
 ) -> _Sums:
     """The sums of one chunk, a block of draws at a time."""
     x, y = points
+    own = getattr(work.function.call, "sums", None)
+    if own is not None and (fitted.number + fresh.number) * fitted.width <= work.tile * 16:
+        thetas = (draws.block(0, draws.number) for draws in (fitted, fresh))
+        sums, fresh_sums, score, squares, rounding = own(*thetas, first, x, y)
+        found = _Sums(
+            start, sums.double(), fresh_sums.double(), score, squares.double(), rounding.double()
+        )
+        return _finite(found, work, fitted, fresh, points)
     step = max(first, work.tile // (sources.count(x) * work.function.width))
     totals: list[Tensor] = []
     reference = score = rounding = torch.empty(0)
@@ -160,12 +168,18 @@ def _sums(
         squares / max(1, fresh.number),
         rounding,
     )
+    return _finite(found, work, fitted, fresh, points)
+
+
+def _finite(found: _Sums, work: DataPass, fitted: Draws, fresh: Draws, points: Batch) -> _Sums:
+    """The sums, refused if one is not finite."""
     if not bool(torch.isfinite(found.fitted.sum() + found.fresh.sum())):
         for draws in (fitted, fresh):
-            work.log_p(draws, points, start)  # names the point and the draw
+            work.log_p(draws, points, found.start)  # names the point and the draw
+        last = found.start + len(found.score) - 1
         raise UserError(
-            f"The log-likelihoods of points {start} to {start + len(score) - 1} are finite, but "
-            "their sum is not; scale them, or compute in float64."
+            f"The log-likelihoods of points {found.start} to {last} are finite, but their sum is "
+            "not; scale them, or compute in float64."
         )
     return found
 

@@ -10,8 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
-
 from corefed.base.errors import UserError
 
 
@@ -149,6 +147,8 @@ def main(
         given["source"] = sources[0]
     function = getattr(import_module(f"corefed_studies.bench.{entry.module}"), entry.function)
     if entry.files:
+        from rich.console import Console  # a module alone runs where only torch and numpy are
+
         function(scale, out, Console(stderr=True), device, **given)
         return
     from corefed_studies.bench import rows  # torch takes a second

@@ -24,6 +24,7 @@ from corefed_studies.bench import isolated
 SIZES = {"paper": (125_000, 250_000, 500_000, 1_000_000), "quick": (2_000, 4_000)}
 SHAPE = {"paper": (500, 1000, 1024), "quick": (60, 50, 64)}  # S, k, memory_mb
 FEATURES = 20
+MODULE = "corefed_studies.bench.million"  # not __name__, which is __main__ if it is run alone
 
 
 def million(device: torch.device, scale: str) -> list[dict[str, Any]]:
@@ -33,7 +34,7 @@ def million(device: torch.device, scale: str) -> list[dict[str, Any]]:
     for store in stores:
         sizes = SIZES[scale] if store == stores[0] else SIZES[scale][-1:]
         for n in sizes:
-            rows.append(isolated.measure(__name__, str(n), store, device.type, scale))
+            rows.append(isolated.measure(MODULE, str(n), store, device.type, scale))
     return rows
 
 
@@ -94,5 +95,16 @@ def log_p(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return y * eta - torch.nn.functional.softplus(eta)
 
 
+def main(arguments: list[str]) -> None:
+    """`python -m corefed_studies.bench.million [cpu|cuda] [paper|quick]` prints a row per line; it
+    needs torch and numpy alone. `N STORE DEVICE SCALE` is one row, in this process."""
+    if arguments and arguments[0].isdigit():
+        print(json.dumps(one(int(arguments[0]), *arguments[1:])))
+        return
+    device, scale = (*arguments, *("cpu", "paper")[len(arguments) :])
+    for row in million(torch.device(device), scale):
+        print(json.dumps(row), flush=True)
+
+
 if __name__ == "__main__":
-    print(json.dumps(one(int(sys.argv[1]), *sys.argv[2:])))
+    main(sys.argv[1:])

@@ -8,12 +8,10 @@ NAME.md, and between a part's own marks of a page.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
-
-from rich.console import Console
 
 from corefed.base import files
 from corefed.base.device import device_for
@@ -24,8 +22,19 @@ from corefed_studies.bench import study
 Row = dict[str, Any]
 
 
+class Shown(Protocol):
+    """Where lines are shown: a console of rich, or the terminal itself."""
+
+    def print(self, text: str) -> object: ...
+
+
+Measure = Callable[[str, Any, Sequence[Row]], Iterator[Row]]
+"""From a scale, where to show lines, and the rows that are known, to all rows."""
+
+
 class Module(Protocol):
-    def measure(self, scale: str, console: Console, known: Sequence[Row]) -> Iterator[Row]: ...
+    measure: Measure
+
     def table(self, rows: Sequence[Row]) -> str: ...
 
 
@@ -47,7 +56,7 @@ class Parted(NamedTuple):
         self,
         scale: str,
         out: Path | None,
-        console: Console,
+        console: Shown,
         *,
         page: Path | None = None,
         source: Path | None = None,
@@ -86,9 +95,17 @@ class Parted(NamedTuple):
                 console.print(f"written to {page}")
 
     def measured(
-        self, scale: str, folder: Path, console: Console, parts: Sequence[str]
+        self,
+        scale: str,
+        folder: Path,
+        console: Shown,
+        parts: Sequence[str],
+        measure: Measure | None = None,
     ) -> dict[str, Any]:
-        """All rows of these parts; those of NAME.json in the folder are not measured again."""
+        """All rows of these parts; those of NAME.json in the folder are not measured again.
+
+        Rows of the file that `measure` (a part's own, unless given) does not come to are kept.
+        """
         path = folder / f"{self.name}.json"
         found = {**study.about(self.name, scale, device_for("cpu")), **{p: [] for p in parts}}
         if path.exists():
@@ -98,8 +115,9 @@ class Parted(NamedTuple):
             found |= {each: before[each] for each in self.parts if each in before}
         for each in parts:
             known, found[each] = found[each], []
-            for row in self.parts[each].code.measure(scale, console, known):
+            for row in (measure or self.parts[each].code.measure)(scale, console, known):
                 found[each].append(row)
                 kept = [r for r in known if r not in found[each]]
                 study.write(path, {**found, each: [*found[each], *kept]})
+            found[each] += [r for r in known if r not in found[each]]
         return study.write(path, found)

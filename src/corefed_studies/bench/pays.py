@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from corefed_studies.bench.parted import Part, Parted
+from corefed_studies.bench.parted import Part, Parted, Shown
 
 PAYS = Parted(
     "pays",
@@ -29,7 +27,7 @@ PAYS = Parted(
 def main(
     scale: str,
     out: Path | None,
-    console: Console,
+    console: Shown,
     device_name: str,
     *,
     page: Path | None = None,

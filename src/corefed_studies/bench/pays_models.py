@@ -1,7 +1,7 @@
-"""The models and data of `corefed bench pays`: three likelihoods, synthetic and real rows.
+"""The models of `corefed bench pays`: three likelihoods, on synthetic rows and real ones.
 
-Synthetic rows of any number; real ones are the regression sets of the coreset literature, 500 rows
-each. Those are far too few for a coreset to save time, and are here for the posterior's quality.
+Synthetic rows of any number; `pays_sets.py` has the real ones. 500 rows are far too few for a
+coreset to save time, and are here for the posterior's quality.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpyro
 import numpyro.distributions as dist
 from numpy.typing import NDArray
 
-from corefed_studies.data import coreset_sets
+from corefed_studies.bench import pays_sets
 
 FEATURES, GROUPS = 10, 20
-REAL = ("phishing", "ds1", "biketrips")
+REAL = tuple(pays_sets.SETS)
 
 Array = NDArray[Any]
 
@@ -56,11 +56,10 @@ SYNTHETIC = ("logistic", "poisson", "hierarchical")
 
 
 def real(name: str, data_dir: Path | None = None) -> Case:
-    """One of the published sets, with the likelihood it is used with."""
-    found = coreset_sets.load(name, data_dir)
+    """A real set, with the likelihood it is used with."""
+    found = pays_sets.load(name, data_dir)
     model = logistic if found.family == "logistic" else softplus_poisson
-    x, y = (t.numpy().astype(np.float32) for t in (found.x, found.y))
-    return Case(name, model, x, y)
+    return Case(name, model, found.x, found.y)
 
 
 def logistic(x: Any, y: Any) -> None:

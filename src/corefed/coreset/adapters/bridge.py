@@ -7,6 +7,8 @@ compiled anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -34,7 +36,6 @@ class FromJax:
     posterior="laplace" or draws of the same structure.
     """
 
-    alone = True  # XLA has threads of its own
     width = 2
 
     def __init__(self, log_likelihood: Callable[[Any, Any, Any], Any], theta0: Any) -> None:
@@ -50,6 +51,9 @@ class FromJax:
 
         self._slope = jax.jit(jax.grad(total))
         self._all = jax.jit(lambda *a: (total(*a), jax.grad(total)(*a), jax.hessian(total)(*a)))
+        self._sums = jax.jit(partial(_sums, log_likelihood), static_argnums=0)
+        self._ready: dict[Any, Callable[..., Any]] = {}
+        self._compiling = Lock()
 
     def __call__(self, theta: Any, x: Any, y: Any) -> Tensor:
         """[b] of one theta."""
@@ -60,6 +64,22 @@ class FromJax:
         """[S, b]."""
         b = sources.count(x)
         return back(self._many(over(thetas), _padded(x), _padded(y)))[:, :b]
+
+    def sums(self, fitted: Any, fresh: Any, first: int, x: Any, y: Any) -> tuple[Tensor, ...]:
+        """What a scan keeps of some points (`scan.py`), in one call: [S, b] never leaves JAX."""
+        b = sources.count(x)
+        given = over(fitted), over(fresh), _padded(x), _padded(y), _real(x)
+        with self._compiling:  # threads that meet a new shape together would each compile it
+            compiled = self._compiled(first, *given)
+        found = compiled(*given)
+        totals, judged, score, squares, rounding = (back(value) for value in found)
+        return totals, judged, score[:b], squares, rounding
+
+    def _compiled(self, first: int, *given: Any) -> Callable[..., Any]:
+        shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(given))
+        if (first, shapes) not in self._ready:
+            self._ready[first, shapes] = self._sums.lower(first, *given).compile()
+        return self._ready[first, shapes]
 
     def gradient(self, flat: Tensor, x: Any, y: Any) -> Tensor:
         return back(self._slope(over(flat), _padded(x), _padded(y), _real(x)))
@@ -86,6 +106,40 @@ class PriorFromJax:
     def derivatives(self, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         value, slope, curvature = self._all(over(flat))
         return back(value), back(slope), back(curvature)
+
+
+def _sums(
+    log_p: Callable[[Any, Any, Any], Any],
+    first: int,
+    fitted: Any,
+    fresh: Any,
+    x: Any,
+    y: Any,
+    real: Any,
+) -> tuple[Any, ...]:
+    """Sums over points of log p - c under the fitted and the fresh draws, scores of points,
+    sum_j ||h_j||^2, and the squares that rounding is judged by. Draws are mapped a block at a time,
+    and their values summed before the next block."""
+    lead = _mapped(log_p, jax.tree.map(lambda t: t[:first], fitted), x, y)
+    lead = jnp.where(real, lead, 0.0)
+    reference = lead.mean(0)
+    off = lead - reference
+    score = jnp.sqrt((off**2).mean(0))
+
+    def total(theta: Any) -> Any:
+        return jnp.where(real, log_p(theta, x, y) - reference, 0.0).sum()
+
+    totals = off.sum(1)
+    if len(jax.tree.leaves(fitted)[0]) > first:
+        others = jax.tree.map(lambda t: t[first:], fitted)
+        totals = jnp.concatenate([totals, jax.lax.map(total, others, batch_size=first)])
+    h = jnp.where(real, _mapped(log_p, fresh, x, y) - reference, 0.0)
+    each = (h**2).mean(0) - h.mean(0) ** 2
+    return totals, h.sum(1), score, each.sum(), (lead[0] ** 2).sum()
+
+
+def _mapped(log_p: Callable[[Any, Any, Any], Any], thetas: Any, x: Any, y: Any) -> Any:
+    return jax.vmap(log_p, in_axes=(0, None, None))(thetas, x, y)
 
 
 def unravelled(like: FromJax, flat: Any) -> Any:

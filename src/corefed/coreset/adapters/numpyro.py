@@ -52,6 +52,11 @@ def build(
     )
 
 
+def log_likelihood(model: Model, x: Any, y: Any) -> bridge.FromJax:
+    """The model's log-likelihood per point, over unconstrained parameters."""
+    return _parts(model, x, y).log_likelihood
+
+
 def weighted(model: Model, coreset: Coreset | Tensor) -> Model:
     """The model with the coreset's weights (or these) on its observed sites; run it on
     `points(coreset)`."""
@@ -113,8 +118,10 @@ def _parts(model: Model, x: Any, y: Any) -> _Parts:
                 "not belong to single points."
             )
     transforms = {name: biject_to(site["fn"].support) for name, site in sites.items()}
+    # Near 0, and not there: NumPyro's logits have kinks at 0, where JAX's slope is another one.
+    draw = np.random.default_rng(0)
     theta0 = {
-        name: np.zeros(transforms[name].inverse_shape(np.shape(site["value"])), np.float32)
+        name: _near_zero(draw, transforms[name].inverse_shape(np.shape(site["value"])))
         for name, site in sites.items()
     }
 
@@ -147,6 +154,10 @@ def _parts(model: Model, x: Any, y: Any) -> _Parts:
 
     own = bridge.FromJax(log_likelihood, theta0)
     return _Parts(own, bridge.PriorFromJax(log_prior, own), theta0)
+
+
+def _near_zero(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return np.asarray(0.01 * draw.normal(size=shape), np.float32)
 
 
 def _observed(trace: Mapping[str, Any]) -> list[Any]:
