@@ -48,11 +48,12 @@ def test_rows_are_kept_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert page.read_text() == shown
 
 
-def test_a_table_is_measured_in_a_process_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("data", pays_memory.FEATURES)
+def test_a_file_is_measured_in_a_process_of_its_own(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def one(size: pays_memory.Scale) -> Iterator[tuple[str, int, str]]:
-        yield "table", 1_000, "coreset, streamed"
+        yield data, 1_000, "coreset, streamed"
 
     monkeypatch.setattr(pays_memory, "jobs", one)
     bench.main("pays", scale="quick", out=tmp_path, parts=("memory",))

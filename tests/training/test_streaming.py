@@ -245,7 +245,12 @@ def test_a_category_of_the_last_row_alone_is_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), RuntimeError("[enforce fail at alloc_cpu.cpp:1] can't allocate memory: you")],
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:1] can't allocate memory: you"),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("unable to mmap 9 bytes from file <a>: Cannot allocate memory (12)"),
+    ],
 )
 def test_a_lack_of_memory_is_one_sentence_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception

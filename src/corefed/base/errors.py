@@ -35,9 +35,13 @@ def did_you_mean(
     return f"; did you mean {shown}?" if otherwise else f" Did you mean {shown}?"
 
 
+LACK = ("can't allocate memory", "cannot allocate memory", "bad_alloc")
+"""What torch says on a CPU: of its own allocator, of the system, and of C++."""
+
+
 def is_lack_of_memory(error: Exception) -> bool:
     """Of Python, numpy and pyarrow; torch raises an error of no kind of its own on a CPU."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in LACK)
 
 
 NO_MEMORY = (

@@ -2,6 +2,7 @@
 
     images    a folder of MNIST as PNG files, which are decoded whenever they are read
     table     Parquet files of two sizes, under a limit of memory
+    array     an .npz of float32 that is larger than the limit
 
 Runs, each in a process of its own with one thread, clients one after the other:
 
@@ -30,11 +31,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from rich.console import Console
+import numpy as np
 
 from corefed.base import machine
 from corefed_studies import pages
 from corefed_studies.bench import isolated, tables
+from corefed_studies.bench.parted import Shown
 
 MODULE = "corefed_studies.bench.pays_memory"
 Row = dict[str, Any]
@@ -50,14 +52,20 @@ MODES = {
 class Scale(NamedTuple):
     images: int
     rows: tuple[int, int]  # of the tables; coresets on both, all in memory on the larger one
+    points: int  # of the array
     rounds: int
 
 
-SCALES = {"quick": Scale(100, (2_000, 4_000), 2), "paper": Scale(1_000, (1_200_000, 2_400_000), 2)}
+SCALES = {
+    "quick": Scale(100, (2_000, 4_000), 2_000, 2),
+    "paper": Scale(1_000, (1_200_000, 2_400_000), 1_000_000, 2),
+}
 ALL = "all, streamed"
-SITES, FEATURES = 5, 30
+SITES = 5
+FEATURES = {"table": 30, "array": 200}
+ENDINGS = {"images": "", "table": ".parquet", "array": ".npz"}
 ROOM = 320
-"""MB (RLIMIT_DATA) that a run on a table has beside what is there when it begins."""
+"""MB (RLIMIT_DATA) that a run on a table or an array has beside what is there when it begins."""
 
 
 def jobs(size: Scale) -> Iterator[tuple[str, int, str]]:
@@ -67,16 +75,17 @@ def jobs(size: Scale) -> Iterator[tuple[str, int, str]]:
     yield from (("images", size.images, run) for run in MODES if run != smaller)
     yield from (("table", small, run) for run in (some, smaller))
     yield from (("table", large, run) for run in MODES if run != ALL)
+    yield from (("array", size.points, run) for run in (next(iter(MODES)), some, smaller))
 
 
-def measure(scale: str, console: Console, known: Sequence[Row]) -> Iterator[Row]:
+def measure(scale: str, console: Shown, known: Sequence[Row]) -> Iterator[Row]:
     """A row per run; those that are known are not measured again."""
     size = SCALES[scale]
     with TemporaryDirectory() as temporary:
         for data, count, run in jobs(size):
             name = {"data": data, "count": count, "run": run}
             earlier = next((row for row in known if {**row, **name} == row), None)
-            path = Path(temporary) / f"{data}-{count}{'.parquet' * (data == 'table')}"
+            path = Path(temporary) / f"{data}-{count}{ENDINGS[data]}"
             if earlier is None and not path.exists():
                 make(data, path, count)
             words = "one", data, str(path), run, str(size.rounds)
@@ -90,7 +99,13 @@ def own() -> dict[str, str]:
 
 def make(data: str, path: Path, count: int) -> None:
     if data == "table":
-        tables.make(tables.Table("parquet", count, FEATURES, 0.0, 0, 0), path)
+        tables.make(tables.Table("parquet", count, FEATURES[data], 0.0, 0, 0), path)
+        return
+    if data == "array":
+        draw = np.random.default_rng(0)
+        x = draw.standard_normal((count, FEATURES[data]), dtype=np.float32)
+        score = x @ draw.standard_normal(FEATURES[data], dtype=np.float32)
+        np.savez(path, X=x, y=(score + 10 * draw.standard_normal(count) > 0).astype(np.int64))
         return
     from PIL import Image  # an extra
 
@@ -116,8 +131,9 @@ def one(data: str, path: str, run: str, rounds: str) -> Row:
         "images": [f"--data=image-folder:{path}", "--client=folder", "--set=embedding=none",
                    "--model=mlp", "--set=scale=unit"],
         "table": [f"--data=table:{path}", "--target=outcome", "--client=site"],
+        "array": [f"--data=npz:{path}", "--partition=iid", f"--clients={SITES}"],
     }  # fmt: skip
-    if data == "table":
+    if data in FEATURES:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         used = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
         resource.setrlimit(resource.RLIMIT_DATA, (used + (ROOM << 20),) * 2)
@@ -137,7 +153,7 @@ def one(data: str, path: str, run: str, rounds: str) -> Row:
             raise RuntimeError(wrong.getvalue())
         row: Row = {
             "fits": code == 0,
-            "room MB": ROOM if data == "table" else None,
+            "room MB": ROOM if data in FEATURES else None,
             "cpu s": time.process_time() - begun,
             "peak MB": isolated.peak_mb() - bare,
         }
@@ -183,11 +199,13 @@ def table(rows: Sequence[Row]) -> str:
         ])  # fmt: skip
     columns = [
         "data", "points", "run", "training points in memory", "share of all",
-        "peak MB beside Python", "features in float64, MB", "points read", "reading, CPU s",
+        "peak MB beside Python", "features, MB", "points read", "reading, CPU s",
         "less reading than minibatches", "whole run, CPU s",
     ]  # fmt: skip
     note = (
-        f"Runs on a table may have {ROOM} MB (RLIMIT_DATA) beside what they begin with. Points in "
+        f"Runs on a table or an array may have {ROOM} MB (RLIMIT_DATA) beside what they begin "
+        "with. Features are float64 in the table and float32 in the array. The peak also counts "
+        "pages of the file itself, which the limit does not. Points in "
         "memory at the end of the run; one point in five is a test point. Points read count every "
         "point each time it is read from its file, tests and the first look at scales included."
     )
@@ -195,8 +213,9 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _megabytes(row: Row) -> str:
-    """Of the whole table."""
-    return f"{8 * row['count'] * FEATURES / 2**20:,.0f}" if row["data"] == "table" else ""
+    """Of all features in the file, as they are there."""
+    size = {"table": 8, "array": 4}.get(row["data"], 0)
+    return f"{size * row['count'] * FEATURES[row['data']] / 2**20:,.0f}" if size else ""
 
 
 def _less(row: Row, rows: Sequence[Row]) -> str:
