@@ -79,7 +79,10 @@ SETTINGS = {
             },
         },
         (16, 32, 64, 100),
-        (("housing", 1, 20), ("housing", 10, 20)),
+        (
+            ("housing", 1, 20), ("housing", 10, 20), ("mnist-medium", 10, 20),
+            ("fashion-medium", 10, 20),
+        ),
         (0, 1, 2),
     ),
     "quick": Setting(
