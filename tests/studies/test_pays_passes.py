@@ -12,7 +12,7 @@ from rich.console import Console
 
 from corefed.base.errors import UserError
 from corefed_studies import bench
-from corefed_studies.bench import pays, pays_passes
+from corefed_studies.bench import pays, pays_cells, pays_passes
 from corefed_studies.bench.pays_passes import FULL, best, cost, goals_of, reached
 from corefed_studies.reproduce.selectors.study import Spot
 
@@ -99,10 +99,10 @@ def test_cells_have_the_constants_of_the_study() -> None:
     """A cell's flags, but for how often it is evaluated, are those of `bench selectors`."""
     spot = Spot("housing", 10, 20)
     (planned,) = (
-        cell for cell in pays_passes.cells.plan("paper", ["housing"])
-        if (cell.row, cell.column) == (pays_passes.cells.DEFAULT, str(spot))
+        cell for cell in pays_cells.cells.plan("paper", ["housing"])
+        if (cell.row, cell.column) == (pays_cells.cells.DEFAULT, str(spot))
     )  # fmt: skip
-    mine = pays_passes.flags_of(spot, pays_passes.CELL_ROWS["calibrated"], (0, 1, 2, 3, 4))
+    mine = pays_cells.flags_of(spot, pays_cells.CELL_ROWS["calibrated"], (0, 1, 2, 3, 4))
     free = {"evaluate_every", "compile"}
     assert {k: v for k, v in mine.items() if k not in free} == {
         k: v for k, v in planned.flags.items() if k not in free

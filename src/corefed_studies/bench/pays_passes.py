@@ -10,8 +10,7 @@ CNN `seen` also has a row whose batch follows the gain of importance sampling (`
 Seconds are CPU time of this process in training, evaluation left out; all seeds train together, and
 a seed's are its part. What selection took is inside, and shown as a part of the rest.
 
-Beside it, some cells of `bench selectors` again with their constants: `seen` against the default
-and a random subset redrawn as often, seed by seed, at the end of training.
+Beside it, some cells of `bench selectors` again (`pays_cells.py`).
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from rich.console import Console
-
 from corefed.base.types import Method, Tree
 from corefed.settings.config import resolve
 from corefed.training.loop import run_rounds
 from corefed.training.rounds import Simulation
 from corefed.training.setup import prepare
-from corefed_studies.reproduce.cells import Flags, published
-from corefed_studies.reproduce.selectors import study as cells
+from corefed_studies.bench import pays_cells
+from corefed_studies.bench.parted import Shown
+from corefed_studies.reproduce.cells import Flags
 
 Row = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,12 +47,6 @@ CORESETS: dict[str, Flags] = {
     "random, redrawn": {"selector": "random", "refresh_every": OFTEN, "check_every": 10**6},
 }
 """Flags of a row on coresets. The error of a random subset is not measured: nobody needs it."""
-CELL_ROWS: dict[str, Flags] = {
-    "seen": {**cells.CORESET, "selector": "seen"},
-    "random, redrawn": {**cells.ROWS[cells.REDRAWN], "check_every": 10**6},
-    "calibrated": cells.ROWS[cells.DEFAULT],
-    "calibrated, a fifth looked at": cells.ROWS[cells.FRUGAL],
-}
 
 
 class Setting(NamedTuple):
@@ -92,7 +84,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def measure(scale: str, console: Console, known: Sequence[Row]) -> Iterator[Row]:
+def measure(scale: str, console: Shown, known: Sequence[Row]) -> Iterator[Row]:
     """Row after row, but for those that are known already."""
     setting = SETTINGS[scale]
     for problem, flags in setting.problems.items():
@@ -107,12 +99,7 @@ def measure(scale: str, console: Console, known: Sequence[Row]) -> Iterator[Row]
             found.append(earlier[0] if earlier else {**name, **trained(given, goals)})
             yield found[-1]
             console.print(f"{problem}, {row}, batch {batch}: done")
-    for spot in (cells.Spot(*each) for each in setting.cells):
-        for row, own in CELL_ROWS.items():
-            name = {"cell": str(spot), "row": row}
-            earlier = [r for r in known if {**r, **name} == r]
-            yield earlier[0] if earlier else {**name, **of_cell(spot, own, setting.seeds)}
-            console.print(f"{spot}, {row}: done")
+    yield from pays_cells.measure(setting.cells, setting.seeds, console, known)
 
 
 def rows_of(
@@ -207,30 +194,6 @@ class Spent:
         return of
 
 
-def of_cell(spot: cells.Spot, own: Flags, seeds: Sequence[int]) -> Row:
-    """A cell of `bench selectors`, evaluated at its end."""
-    setup = prepare(resolve(None, dict(flags_of(spot, own, seeds))))
-    lines: list[Row] = []
-    run_rounds(setup.method, Simulation(setup), setup.servers, setup.experiment.run, lines)
-    metrics = lines[-1]["metrics"]
-    metric = next(name for name in ("personal_accuracy", "personal_rmse") if name in metrics)
-    looked = sum(sum(line.get("selection_examples", [0.0])) for line in lines) / 3
-    total = sum(sum(line["passes"]) for line in lines)
-    return {"metric": metric, "values": metrics[metric], "selection": looked / (total - looked)}
-
-
-def flags_of(spot: cells.Spot, own: Flags, seeds: Sequence[int]) -> Flags:
-    problem = cells.problem_of(spot.problem)
-    rounds = problem.rounds[spot.steps]
-    return published(
-        {
-            **problem.flags, **own, "fraction": spot.percent / 100, "seeds": tuple(seeds),
-            "local_steps": spot.steps, "rounds": rounds, "evaluate_every": rounds,
-            "checkpoint_every": 0, "compile": "off",
-        }
-    )  # fmt: skip
-
-
 # --- what is made of rows -------------------------------------------------------------------------
 
 
@@ -285,7 +248,7 @@ def table(rows: Sequence[Row]) -> str:
     for problem in dict.fromkeys(row["problem"] for row in rows if "problem" in row):
         lines += _costs(problem, [row for row in rows if row.get("problem") == problem])
     some = [row for row in rows if "cell" in row]
-    return "\n".join(lines + (_cells(some) if some else []))
+    return "\n".join(lines + (pays_cells.lines_of(some) if some else []))
 
 
 def _costs(problem: str, rows: Sequence[Row]) -> list[str]:
@@ -314,27 +277,4 @@ def _costs(problem: str, rows: Sequence[Row]) -> list[str]:
             ratios = [f"{s / rival[k]:.2f}" for s, k in zip(spent, rival, strict=True)]
             shown = [f"{many:.1f}", f"{spent[0]:,.0f}", ratios[0], f"{spent[1]:.2f}", ratios[1]]
         lines.append("| " + " | ".join([row["row"], str(row["batch"]), *shown, *shares]) + " |")
-    return [*lines, ""]
-
-
-def _cells(rows: Sequence[Row]) -> list[str]:
-    lines = [
-        "**Cells of the selectors' study: `seen` less another, by seed**",
-        "",
-        "| cell | | mean | `seen` less this one | least and most over seeds | selection, of the "
-        "passes |",
-        "|---" * 6 + "|",
-    ]
-    mine = {row["cell"]: row["values"] for row in rows if row["row"] == "seen"}
-    for row in rows:
-        sign = "error" if row["metric"] == "personal_rmse" else "accuracy"
-        each = [a - b for a, b in zip(mine[row["cell"]], row["values"], strict=True)]
-        shown = (
-            ["", ""]
-            if row["row"] == "seen"
-            else [f"{statistics.fmean(each):+.4g}", f"{min(each):+.4g} to {max(each):+.4g}"]
-        )
-        mean = f"{sign} {statistics.fmean(row['values']):.4g}"
-        share = f"{row['selection']:.1%}"
-        lines.append("| " + " | ".join([row["cell"], row["row"], mean, *shown, share]) + " |")
     return [*lines, ""]
