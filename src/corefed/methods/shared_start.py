@@ -76,8 +76,9 @@ TAKING_PART = Range(lambda v: 0 <= v <= 1, "from 0 to 1")
 class Config:
     """Settings of shared-start."""
 
-    learning_rate: LearningRate = 0.2
-    """Step size of the means; with optimizer ivon the part of a Newton step, such as 0.02."""
+    learning_rate: Annotated[Positive, RATE, Times(1 / 16, 4)] = 0.2
+    """Step size of the means, of an MLP; convolutional networks need about 0.06 (docs/tuning.md).
+    With optimizer ivon the part of a Newton step, such as 0.02."""
     width_rate: Annotated[Positive, RATE, ABLATION] = 0.01
     """Step size of the widths (rho), by Adam; optimizer ivon has none."""
     zeta: Annotated[Positive, PER_RUN] = 0.001
@@ -106,7 +107,7 @@ class Config:
     estimates with the same prior."""
     monte_carlo: Annotated[PositiveInt, ABLATION] = 1
     """Draws of theta per step (K)."""
-    initial_std: Start = 0.1
+    initial_std: Annotated[Start, Times(1 / 3, 3)] = 0.1
     """Standard deviation of the initial means."""
     initial_rho: Annotated[Finite, PER_RUN] = -5.0
     """Initial rho of every weight; sigma = softplus(rho)."""

@@ -95,6 +95,10 @@ def _note(setting: LeadersSetting, lines: Lines, done: dict[str, Line]) -> str:
         f"{flags.get('batch_size', 100)}; {len(setting.seeds)} seeds, none of them that of the "
         f"search. Candidates were compared by the {setting.judged} model's validation NLL."
     ]
+    others = [row.name for row in rows if row.judged not in ("", setting.judged)]
+    others = [row for row in others if row in done]
+    if others:
+        words.append(f"By that of the shared model: {'; '.join(others)}.")
     source = SOURCES.get(setting.name)
     if source is not None:
         words.append(f"Published: {source.words}; beside our {source.kind} figure.")

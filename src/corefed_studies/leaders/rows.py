@@ -7,7 +7,7 @@ local steps is a row of its own.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from corefed.methods import registry
 from corefed_studies.leaders.settings import Flags, LeadersSetting
@@ -18,6 +18,8 @@ class LeadersRow(NamedTuple):
     flags: Flags
     rank: int  # 0: the first to be trained
     personal: tuple[str, ...] = ("personal",)  # kinds of models that are its personal one
+    judged: Literal["", "global"] = ""  # the model that its candidates are compared by; "": the
+    # setting says it
 
     @property
     def method(self) -> str:
@@ -28,6 +30,14 @@ def _row(name: str, rank: int, method: str = "", **flags: object) -> LeadersRow:
     return LeadersRow(name, {"method": method or name, **flags}, rank)
 
 
+_CONTROL = {"control": 1.0, "personal": "own"}
+_SEEN = {"selector": "seen", "refresh_every": 5}
+
+SHARED = "shared-start, global"
+"""Tuned for its shared model, as FedAvg and SCAFFOLD are: a better personal model may choose settings
+that make a worse shared one."""
+CONTROL = "shared-start, control"
+"""With SCAFFOLD's control variates; tuned for its shared model too."""
 FINE_TUNED = "fedavg-ft"
 ALONE = "independent"
 
@@ -44,6 +54,9 @@ ROWS = (
     _row("scaffold", 1),
     _row("coreset, 50 %", 1, "coreset-pfedbayes", fraction=0.5),
     _row("shared-start, coreset 10 %", 1, "coreset-shared-start", fraction=0.1),
+    LeadersRow(SHARED, {"method": "shared-start"}, 0, judged="global"),
+    LeadersRow(CONTROL, {"method": "shared-start", **_CONTROL}, 1, judged="global"),
+    _row("coreset, 10 %, seen", 1, "coreset-pfedbayes", fraction=0.1, **_SEEN),
     _row("fedprox", 2),
     _row("fedbabu", 2),
     _row("pfedme", 2),

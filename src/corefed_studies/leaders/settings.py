@@ -42,12 +42,12 @@ _CHEST = {
     "scale": "standard", "rounds": 50, "local_steps": 20,
 }  # fmt: skip
 CIFAR_ROWS = (
-    "pfedbayes", "coreset, 50 %", "coreset, 10 %", "shared-start", "fedavg", "fedavg-ft",
-    "independent",
+    "pfedbayes", "coreset, 50 %", "coreset, 10 %", "coreset, 10 %, seen", "shared-start",
+    "shared-start, global", "fedavg", "fedavg-ft", "scaffold", "independent",
 )  # fmt: skip
 NIID_ROWS = (
-    "shared-start", "shared-start, coreset 10 %", "pfedbayes", "coreset, 10 %", "fedavg",
-    "fedprox", "scaffold", "ditto", "independent",
+    "shared-start", "shared-start, control", "shared-start, coreset 10 %", "pfedbayes",
+    "coreset, 10 %", "fedavg", "fedprox", "scaffold", "ditto", "independent",
 )  # fmt: skip
 
 

@@ -89,7 +89,8 @@ def _tune(given: Experiment, setting: LeadersSetting, row: LeadersRow) -> dict[s
 
 def judged(setting: LeadersSetting, row: LeadersRow) -> tuple[str, ...]:
     """Kinds of models to compare candidates by; the first that the method has."""
-    return ("global", *row.personal) if setting.judged == "global" else (*row.personal, "global")
+    kind = row.judged or setting.judged
+    return ("global", *row.personal) if kind == "global" else (*row.personal, "global")
 
 
 def _search(
