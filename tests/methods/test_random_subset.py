@@ -170,6 +170,6 @@ def test_settings_of_the_chosen_base_are_taken() -> None:
     mine = ["base=fedavg", "learning_rate=0.1", "initial_std=0.2", "fraction=0.5"]
     settings = resolve(None, {"method": "random-subset"}, mine).settings
     assert settings == Config(base="fedavg", learning_rate=0.1, initial_std=0.2, fraction=0.5)
-    theirs = {field.name: field.default for field in fields(fedavg.Config)}
+    theirs = {field.name: field.default for field in fields(fedavg.Steps)}
     assert theirs.pop("optimizer") == "sgd"  # which a random subset always has
     assert theirs.items() <= {field.name: field.default for field in fields(Config)}.items()

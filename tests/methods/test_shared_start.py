@@ -35,8 +35,9 @@ def task() -> Quadratics:
 
 
 def configured(**settings: Any) -> shared_start.Config:
-    """With a personal posterior only where there are control variates."""
+    """With a personal posterior only where there are control variates, and without momentum."""
     values = {"zeta": ZETA, "prior_std": PRIOR_STD, "learning_rate": RATE, "initial_rho": -1.0,
+              "server_momentum": 0.0,
               "personal": "own" if settings.get("control") else "steps"}  # fmt: skip
     return shared_start.Config(**{**values, "monte_carlo": 2 * P, **settings})
 
@@ -154,6 +155,14 @@ def test_control_variates_end_at_the_minimum_after_any_number_of_steps(task: Qua
     slope = times(hessians(task), mean - own_minima(task))  # of each client, there
     torch.testing.assert_close(private["slope"], slope, rtol=0, atol=1e-5)
     torch.testing.assert_close(private["pace"], torch.full((3,), 5 * RATE).double())
+
+
+@pytest.mark.parametrize("control", [0.0, 1.0])
+def test_momentum_leaves_where_it_ends(task: Quadratics, control: float) -> None:
+    config = configured(control=control, server_momentum=0.5)
+    plain = configured(control=control)
+    ended, expected = (run(each, task, 200, 5)[0]["v"][0] for each in (config, plain))
+    torch.testing.assert_close(ended, expected, rtol=0, atol=1e-6)
 
 
 def test_the_servers_control_variate_is_scaffolds(task: Quadratics) -> None:

@@ -78,7 +78,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"sigma": 0.3, "initial": "shared"},
     ],
     "random-subset": [{"redraw_every": 2}, {"base": "fedavg", "redraw_every": 3}],
-    "fedavg": [{"optimizer": "momentum", "learning_rate": 0.01}],
+    "fedavg": [{"optimizer": "momentum", "learning_rate": 0.01, "server_momentum": 0.5}],
     "independent": [{"optimizer": "adam", "learning_rate": 0.005}],
     "pfedme": [
         {"inner_steps": 2, "beta": 0.5, "penalty": 5.0},

@@ -33,7 +33,7 @@ OWN = "personal."
 
 
 @dataclass(frozen=True)
-class Config(fedavg.Config):
+class Config(fedavg.Steps):
     """Settings of Ditto; the paper's symbol in brackets."""
 
     penalty: Annotated[Positive, PER_RUN, Times(1 / 16, 16)] = 0.1
@@ -57,7 +57,7 @@ def check(config: Config) -> None:
 def build(config: Config, model: Model) -> Method:
     shared = optim.of_weights(config.optimizer, config.learning_rate, model.scale())
     own = optim.of_weights(config.optimizer, config.personal_rate, model.scale())
-    base = fedavg.build(config, model)
+    base = fedavg.plain(config, model)
 
     def init_client(broadcast: Tree, data: ClientData) -> Tree:
         w = broadcast["theta"]

@@ -3,6 +3,8 @@
 A client starts at the broadcast w, makes R gradient steps on its own data and uploads what it has;
 the server averages, each client in proportion to its number of points: w <- sum_i (n_i / n) w_i.
 
+With `server_momentum` it is FedAvgM (server_momentum.py).
+
 There is no personal model. `localized` is a client's model after its local steps, before averaging.
 
 A learning rate of 0.55 that falls along a cosine (`schedule`) makes better shared models of MLPs,
@@ -23,12 +25,13 @@ from corefed.base.settings import LearningRate, Start, Times
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import elbo, optim
 from corefed.bayes.predict import predictive_at
+from corefed.methods.server_momentum import ServerMomentum, at_rest, moved
 from corefed.models.network import Model
 
 
 @dataclass(frozen=True)
-class Config:
-    """Settings of FedAvg."""
+class Steps:
+    """Settings of the clients' steps, for every method that makes FedAvg's."""
 
     learning_rate: LearningRate = 0.07
     """Step size of the clients."""
@@ -39,11 +42,37 @@ class Config:
     """Standard deviation of the initial weights of an MLP, as those of the Bayesian methods."""
 
 
-def check(config: Config) -> None:
+@dataclass(frozen=True)
+class Config(Steps):
+    """Settings of FedAvg."""
+
+    server_momentum: ServerMomentum = 0.0
+    """Part of the shared model's last move that the server adds to the next; 0.8 wants about a
+    third of the learning_rate."""
+
+
+def check(config: Steps) -> None:
     optim.refuse_large_steps(config.optimizer, "learning_rate", config.learning_rate)
 
 
 def build(config: Config, model: Model) -> Method:
+    """FedAvg, with the server's momentum where it has one."""
+    base, beta = plain(config, model), config.server_momentum
+
+    def init_server(streams: Streams) -> Tree:
+        server = base.init_server(streams)
+        return server | at_rest(beta, server["theta"])
+
+    def aggregate(server: Tree, update: Update) -> Tree:
+        theta, state = moved(beta, server, server["theta"], average(update))
+        return {"theta": theta, **state}
+
+    traits = base.traits._replace(sent=("theta",))
+    return base._replace(init_server=init_server, aggregate=aggregate, traits=traits)
+
+
+def plain(config: Steps, model: Model) -> Method:
+    """FedAvg as of 2017, which other methods change."""
     rule = optim.of_weights(config.optimizer, config.learning_rate, model.scale())
 
     def init_server(streams: Streams) -> Tree:
@@ -94,6 +123,11 @@ def gradient(model: Model, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]
 
 def aggregate(server: Tree, update: Update) -> Tree:
     """w <- sum_i (n_i / n) w_i over the cohort."""
-    uploads = update.message["theta"]  # [S, P]
+    return {"theta": average(update)}
+
+
+def average(update: Update, part: str = "theta") -> Tensor:
+    """sum_i (n_i / n) w_i over the cohort: [P]."""
+    uploads = update.message[part]  # [S, P]
     n = update.examples.to(uploads)  # integers would be divided in float32
-    return {"theta": (n / n.sum()) @ uploads}
+    return (n / n.sum()) @ uploads

@@ -109,5 +109,4 @@ def build(config: Config, model: Model) -> Method:
 
 def aggregate(server: Tree, update: Update) -> Tree:
     """phi <- sum_i (n_i / n) phi_i over the cohort; the head stays."""
-    body = {"theta": update.message["body"]}
-    return {**server, "body": fedavg.aggregate(server, update._replace(message=body))["theta"]}
+    return {**server, "body": fedavg.average(update, "body")}

@@ -46,7 +46,7 @@ OWN = "bias."
 
 
 @dataclass(frozen=True)
-class Config(fedavg.Config):
+class Config(fedavg.Steps):
     """Settings of FedDBE; the paper's symbol in brackets."""
 
     regularisation: Annotated[NotNegative, PER_RUN, Times(1 / 16, 16)] = 1.0
@@ -186,7 +186,7 @@ def aggregate(server: Tree, update: Update) -> Tree:
     found = (n / n.sum()) @ update.message["mean"]
     mean = torch.where(server["known"] > 0, server["mean"], found)
     return {
-        "theta": fedavg.aggregate(server, update)["theta"],
+        "theta": fedavg.average(update),
         "mean": mean,
         "known": torch.ones_like(server["known"]),
     }

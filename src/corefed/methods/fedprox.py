@@ -27,7 +27,7 @@ from corefed.models.network import Model
 
 
 @dataclass(frozen=True)
-class Config(fedavg.Config):
+class Config(fedavg.Steps):
     """Settings of FedProx: those of FedAvg, and how strongly clients are held."""
 
     proximal: Annotated[Positive, PER_RUN, Times(1 / 32, 8)] = 0.1
@@ -43,7 +43,7 @@ check = fedavg.check
 
 def build(config: Config, model: Model) -> Method:
     rule = optim.of_weights(config.optimizer, config.learning_rate, model.scale())
-    base = fedavg.build(config, model)
+    base = fedavg.plain(config, model)
 
     def begin(broadcast: Tree, private: Tree, data: ClientData, streams: Streams) -> Tree:
         theta = broadcast["theta"].clone()

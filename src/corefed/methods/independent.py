@@ -19,7 +19,7 @@ from corefed.models.network import Model
 
 
 @dataclass(frozen=True)
-class Config(fedavg.Config):
+class Config(fedavg.Steps):
     """Settings of Independent: those of FedAvg, with defaults of their own."""
 
     learning_rate: LearningRate = 0.035
@@ -44,7 +44,7 @@ def build(config: Config, model: Model) -> Method:
     def begin(broadcast: Tree, private: Tree, data: ClientData, streams: Streams) -> Tree:
         return {name: value.clone() for name, value in private.items()}
 
-    return fedavg.build(config, model)._replace(
+    return fedavg.plain(config, model)._replace(
         name="independent",
         init_client=init_client,
         begin=begin,

@@ -60,8 +60,8 @@ def check(config: Config) -> None:
 def build(config: Config, model: Model) -> Method:
     base = pfedbayes.build(config, model)
     if config.base == "fedavg":
-        own = fedavg.Config(learning_rate=config.learning_rate, initial_std=config.initial_std)
-        base = fedavg.build(own, model)
+        own = fedavg.Steps(learning_rate=config.learning_rate, initial_std=config.initial_std)
+        base = fedavg.plain(own, model)
 
     def choose(data: ClientData, streams: Streams, points: Tensor | None) -> Tensor:
         return uniform(data, config.fraction, streams, points)

@@ -107,7 +107,7 @@ def build(config: Config, model: Model) -> Method:
 def aggregate(server: Tree, update: Update) -> Tree:
     """x^+ = mean_i y_i and C^+ = (1 - rho) C + rho (x - x^+), with rho = n_S / n."""
     n = update.examples.to(server["theta"])
-    mean = fedavg.aggregate(server, update)["theta"]
+    mean = fedavg.average(update)
     points = server["points"] + n @ update.message["first"].clamp(0, 1)  # of all clients so far
     rho = (n.sum() / points).clamp_max(1)
     moved = server["theta"] - mean

@@ -37,6 +37,9 @@ that never leaves the client and goes on from round to round. Its objective is t
 
 The prior's width is its own: v is a cold posterior of all clients' data, and its width says nothing
 about how far a client is from the others. Both halves take the same minibatches, in one pass.
+
+**Momentum** of the server (`server_momentum`) is on the means alone, and leaves the fixed points
+where they are (server_momentum.py).
 """
 
 from __future__ import annotations
@@ -66,6 +69,7 @@ from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import elbo, gaussian, ivon, optim
 from corefed.bayes.predict import predictive
 from corefed.methods.pfedbayes import initial_posterior
+from corefed.methods.server_momentum import ServerMomentum, at_rest, moved
 from corefed.models.layer_masks import bayesian_entries
 from corefed.models.network import Model
 
@@ -76,9 +80,9 @@ TAKING_PART = Range(lambda v: 0 <= v <= 1, "from 0 to 1")
 class Config:
     """Settings of shared-start."""
 
-    learning_rate: Annotated[Positive, RATE, Times(1 / 16, 4)] = 0.2
-    """Step size of the means, of an MLP; convolutional networks need about 0.06 (docs/tuning.md).
-    With optimizer ivon the part of a Newton step, such as 0.02."""
+    learning_rate: Annotated[Positive, RATE, Times(1 / 16, 4)] = 0.07
+    """Step size of the means; half of it for large convolutional networks (docs/tuning.md). With
+    optimizer ivon the part of a Newton step, such as 0.02."""
     width_rate: Annotated[Positive, RATE, ABLATION] = 0.01
     """Step size of the widths (rho), by Adam; optimizer ivon has none."""
     zeta: Annotated[Positive, PER_RUN] = 0.001
@@ -102,6 +106,9 @@ class Config:
     control: Annotated[float, TAKING_PART] = 0.0
     """SCAFFOLD's control variates on the means (with personal own): 0 has none; 1 where all clients
     take part in every round, else the part of them that does."""
+    server_momentum: ServerMomentum = 0.8
+    """Part of the shared means' last move that the server adds to the next. 0 wants a learning_rate
+    three times as large."""
     bayesian: Annotated[str, ABLATION] = "all"
     """Layers that have a posterior: all, last, or names with commas. The others are point
     estimates with the same prior."""
@@ -151,7 +158,8 @@ def build(config: Config, model: Model, *, scored: bool = False) -> Method:
 
     def init_server(streams: Streams) -> Tree:
         v = initial_posterior(model, config.initial_std, config.initial_rho, scale, streams)
-        return {"v": v, "drift": torch.zeros_like(v[0])} if config.control else {"v": v}
+        drift = {"drift": torch.zeros_like(v[0])} if config.control else {}
+        return {"v": v, **drift, **at_rest(config.server_momentum, v[0])}
 
     def init_client(broadcast: Tree, data: ClientData) -> Tree:
         v = broadcast["v"]
@@ -256,7 +264,10 @@ def build(config: Config, model: Model, *, scored: bool = False) -> Method:
         predict=lambda tree, x, noise: predictive(model, tree["v"], x, noise),
         noise=(2 * draws if own else draws, model.size),
         traits=Traits(
-            posteriors=("v",), mean="examples" if config.fusion == "average" else "", restarts=True
+            sent=("v", "drift") if config.control else ("v",),
+            posteriors=("v",),
+            mean="examples" if config.fusion == "average" else "",
+            restarts=True,
         ),
     )
 
@@ -269,13 +280,16 @@ def aggregate(config: Config, server: Tree, update: Update) -> Tree:
     """
     uploads = update.message["v"]  # [S, 2, P]
     n = update.examples.to(uploads)
-    v = torch.einsum("s,sap->ap", n / n.sum(), uploads)
+    mean, rho = torch.einsum("s,sap->ap", n / n.sum(), uploads)
     if config.fusion == "precision":
-        precision = gaussian.sigma(uploads[:, 1]).pow(-2).mean(0)
-        v = torch.stack([v[0], gaussian.rho_of(precision.rsqrt())])
-    if not config.control:
-        return {"v": v}
-    return {"v": v, "drift": torch.lerp(server["drift"], server["v"][0] - v[0], config.control)}
+        rho = gaussian.rho_of(gaussian.sigma(uploads[:, 1]).pow(-2).mean(0).rsqrt())
+    if not (config.server_momentum or config.control):
+        return {"v": torch.stack([mean, rho])}
+    start = server["v"][0]
+    mu, state = moved(config.server_momentum, server, start, mean)
+    if config.control:
+        state["drift"] = torch.lerp(server["drift"], start - mean, config.control)
+    return {"v": torch.stack([mu, rho]), **state}
 
 
 def posteriors(working: Tree) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from corefed.selectors.subset import subset_size
 
 
 @dataclass(frozen=True)
-class Config(fedavg.Config):
+class Config(fedavg.Steps):
     """Settings of FedAvg on a diverse subset, beside those of FedAvg."""
 
     fraction: Part = 0.5
@@ -44,7 +44,7 @@ def build(objective: Objective, config: Config, model: Model, regulariser: float
     def choose(data: ClientData, streams: Streams, points: Tensor | None) -> Tensor:
         return diverse(data, objective, config, regulariser, points)
 
-    return on_subset(fedavg.build(config, model), f"submodular-{objective}", choose)
+    return on_subset(fedavg.plain(config, model), f"submodular-{objective}", choose)
 
 
 def diverse(

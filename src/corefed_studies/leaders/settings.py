@@ -42,12 +42,15 @@ _CHEST = {
     "scale": "standard", "rounds": 50, "local_steps": 20,
 }  # fmt: skip
 CIFAR_ROWS = (
-    "pfedbayes", "coreset, 50 %", "coreset, 10 %", "coreset, 10 %, seen", "shared-start",
-    "shared-start, global", "fedavg", "fedavg-ft", "scaffold", "independent",
+    "pfedbayes", "coreset, 50 %", "coreset, 30 %", "coreset, 15 %", "coreset, 10 %",
+    "coreset, 10 %, seen", "random, 50 %", "pfedme", "per-fedavg", "shared-start",
+    "shared-start, coreset 10 %", "shared-start, plain", "shared-start, plain, global", "fedavg",
+    "fedavg, momentum", "fedavg-ft", "fedavg-ft, momentum", "scaffold", "independent",
 )  # fmt: skip
 NIID_ROWS = (
-    "shared-start", "shared-start, control", "shared-start, coreset 10 %", "pfedbayes",
-    "coreset, 10 %", "fedavg", "fedprox", "scaffold", "ditto", "independent",
+    "shared-start", "shared-start, coreset 10 %", "shared-start, plain", "shared-start, control",
+    "shared-start, plain, coreset 10 %", "pfedbayes", "coreset, 10 %", "fedavg",
+    "fedavg, momentum", "fedprox", "scaffold", "ditto", "independent",
 )  # fmt: skip
 
 
