@@ -80,8 +80,12 @@ def test_every_method_that_shares_something_gives_a_model(
     assert metrics["personal_nll"]["mean"] != metrics["global_nll"]["mean"]
     assert metrics["personal_nll"]["mean"] != metrics["alone_nll"]["mean"]
     assert [line["bytes_up"] for line in joined.lines] == [[0]] * len(joined.lines)
+    server = {
+        k.removeprefix("server."): v[0] for k, v in model.models.items() if k.startswith("server.")
+    }
+    fetched = client_side.sent(model.method, server).values()
     assert sum(line["bytes_down"][0] for line in joined.lines) == sum(
-        v[0].numel() * 4 for k, v in model.models.items() if k.startswith("server.")
+        value.numel() * 4 for value in fetched
     )
 
 
@@ -89,7 +93,7 @@ def test_a_personal_posterior_is_trained_by_the_methods_own_rounds(runs: dict[st
     """By hand: the start, then rounds of the run's four steps, the last one shorter."""
     model = fitted.load(runs["pfedbayes"])
     data = newcomer(30)
-    joined = newcomers.join(model, data, steps=10, seed=4, device="cpu")
+    joined = newcomers.join(model, data, steps=10, seed=4, device="cpu", own_classes=False)
     broadcast = {"v": model.models["server.v"][1:2]}
     private = client_side.start(model.method, broadcast, data.train)
     for t, steps in enumerate((4, 4, 2)):
@@ -105,7 +109,7 @@ def test_fine_tuning_makes_all_its_steps_from_the_shared_model(runs: dict[str, P
     """Eight steps in one round: a second round would begin at the server's weights again."""
     model = fitted.load(runs["fedavg"])
     data = newcomer(30)
-    joined = newcomers.join(model, data, steps=8, device="cpu", share=1)
+    joined = newcomers.join(model, data, steps=8, device="cpu", share=1, own_classes=False)
     assert len(joined.lines) == 1
     broadcast = {"theta": model.models["server.theta"][:1]}
     start = client_side.start(model.method, broadcast, data.train)
@@ -218,7 +222,9 @@ def test_the_folder_is_a_runs_and_predicts(run: Path, file: Path, tmp_path: Path
     told = json.loads(done.out)
     assert told["folder"] == str(out)
     assert 0 <= told["personalized"].pop("share") <= 1
-    assert told["personalized"] == {"name": "south", "data": "digits", "clients": 3, "steps": 8}
+    assert told["personalized"] == {
+        "name": "south", "data": "digits", "clients": 3, "steps": 8, "own_classes": True,
+    }  # fmt: skip
     summary, lines = record.read(out)
     assert summary["metrics"] == told["metrics"]
     assert len(lines) == 2  # of four steps

@@ -72,10 +72,17 @@ def personalize(
     share: Annotated[
         float | None,
         typer.Option(
-            help="How much of its own training it keeps, from 0 (the shared model) to 1; fitted to "
-            "its points if not given."
+            help="How much of its own training it keeps, from 0 (what it started from) to 1; "
+            "fitted to its points if not given."
         ),
     ] = None,
+    own_classes: Annotated[
+        bool,
+        typer.Option(
+            help="Start with its own class shares, as its points and the run's clients show them, "
+            "or with those of the shared model."
+        ),
+    ] = True,
     seed: Seed = None,
     model: OwnModel = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -104,8 +111,9 @@ def personalize(
     for note in points.notes:
         say_note(note)
     joined = newcomers.join(
-        run, points, steps=steps, fraction=fraction, seed=seed, device=device, share=share
-    )
+        run, points, steps=steps, fraction=fraction, seed=seed, device=device, share=share,
+        own_classes=own_classes,
+    )  # fmt: skip
     newcomer.keep(place, joined)
     if json:
         say(jsonlib.dumps({"folder": str(place), **joined.summary}, indent=1))

@@ -11,7 +11,8 @@ trains on its own data alone:
     one model for all (fedavg, fedprox, scaffold, bnfed, submodular-*, shared-start)   fine-tuned:
                      all steps from the shared model
 
-A method that shares nothing (independent) is refused. The newcomer's model has the temperature of
+It starts with its own class shares (`class_shares.py`). A method that shares nothing (independent)
+is refused. The newcomer's model has the temperature of
 all clients of the run, or its own, shrunk to that, where it has validation points. How much of its
 own training it keeps is fitted to its points (`shrinking.py`), so that few points do no harm.
 docs/newcomers-study.md has the measurements behind STEPS, and behind a coreset of at least one
@@ -21,7 +22,8 @@ minibatch: smaller ones save no time per step, and were less accurate.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -38,6 +40,7 @@ from corefed.settings.config import check, to_dict
 from corefed.settings.run import LOCAL, Experiment
 from corefed.training import (
     calibration,
+    class_shares,
     client_side,
     cost,
     local,
@@ -56,6 +59,9 @@ from corefed.training.setup import Setup, network
 STEPS = 200
 """Local steps. Between 40 and 640 accuracy changed by less than a percentage point on MNIST, and by
 two or three on Fashion-MNIST with 10 points."""
+
+Start = Callable[[Tree, ClientData], Tree]
+"""(what the server sent, data) -> where newcomers start."""
 
 
 class Newcomer(NamedTuple):
@@ -95,9 +101,12 @@ def adapt(
     rounds: Sequence[int],
     batch: int,
     augment: Augment | None = None,
+    start: Start | None = None,
 ) -> Iterator[client_side.Trained]:
     """Rounds of C newcomers, from a server that does not change."""
     broadcast = {name: value.expand(len(who), *value.shape) for name, value in server.items()}
+    if start is not None:
+        broadcast = start(broadcast, data)
     private = client_side.start(method, broadcast, data)
     for t, steps in enumerate(rounds):
         streams = Streams(who, t, data.weight.device)
@@ -110,10 +119,12 @@ def adapt(
 class Joining:
     """A newcomer beside a finished run, as the round loop sees it."""
 
-    def __init__(self, setup: Setup, server: Tree, who: Who, plan: Sequence[int]) -> None:
+    def __init__(
+        self, setup: Setup, server: Tree, who: Who, plan: Sequence[int], start: Start | None
+    ) -> None:
         self.setup = setup
-        work, data = setup.clients.work, setup.clients.data
-        self.rounds = adapt(setup.method, server, data, [who], plan, work.batch, work.augment)
+        work, data, method = setup.clients.work, setup.clients.data, setup.method
+        self.rounds = adapt(method, server, data, [who], plan, work.batch, work.augment, start)
 
     def train(self, t: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]) -> Answer:
         method = self.setup.method
@@ -126,7 +137,7 @@ class Joining:
             "loss": trained.loss.tolist(),
             "examples": trained.examples.tolist(),
             "bytes_up": [0],
-            "bytes_down": [0 if t else size_of(servers[0])],  # fetched once
+            "bytes_down": [0 if t else size_of(client_side.sent(method, servers[0]))],  # once
             "coreset": means_of(client_side.report(method, trained.private), 1),
         }
         after = client_side.selection_cost(method, trained.private)
@@ -183,10 +194,13 @@ def join(
     device: str = "auto",
     compare: bool = True,
     share: float | None = None,
+    own_classes: bool = True,
 ) -> Newcomer:
     """Train the one client of `data` from the run's server; `compare` it with training alone.
 
     `share` is how much of its own training it keeps; None: what its points say (`shrinking.py`).
+    `own_classes`: it starts at its own class shares, where those of the run are known
+    (`class_shares.py`).
     """
     if share is not None and not 0 <= share <= 1:
         raise UserError(f"--share is {share:g}; it must be from 0 to 1.")
@@ -213,7 +227,11 @@ def join(
     plan = rounds_of(method, server, data.train, steps, experiment.run.local_steps)
     if registry.adaptation_steps(method.name, experiment.settings, None) is not None:
         plan = [1]  # the personal model is made by `models`
-    method = with_personal(method)
+    method, start = with_personal(method), None
+    known = class_shares.of_run(model.clients[g], data.classes, method) if own_classes else None
+    if known is not None and class_shares.able(server, made):
+        method = class_shares.starting(method, made, known)
+        start = partial(class_shares.moved, model=made, known=known)
     run = dataclasses.replace(
         experiment.run,
         data=LOCAL, partition="natural", clients=1, cohort=0, keep=1.0, client_column="",
@@ -227,7 +245,7 @@ def join(
         share = shrinking.fit(
             method, server, data.train, who,
             lambda points, each: adapt(
-                method, server, points, each, plan, work.batch, work.augment
+                method, server, points, each, plan, work.batch, work.augment, start
             ),
             run.evaluate_draws, data.classes, (T.get("global", 1.0), T.get("personal", 1.0)),
         ).share  # fmt: skip
@@ -238,7 +256,7 @@ def join(
     lines: list[Line] = []
     run_rounds(
         method._replace(aggregate=lambda server, update: server),  # nobody else is retrained
-        Joining(setup, server, who, plan),
+        Joining(setup, server, who, plan, start),
         [server],
         run,
         lines,
@@ -260,10 +278,11 @@ def join(
         "clients": len(model.names),
         "steps": steps,
         "share": share,
+        "own_classes": start is not None,
     }
     kept = None if found is None else calibration.stored(found)
-    known = tuple(reach.extend(each, data.train.x[0]) for each in model.reach[g : g + 1])
-    return Newcomer(setup, server, summary, lines, kept, known)
+    reached = tuple(reach.extend(each, data.train.x[0]) for each in model.reach[g : g + 1])
+    return Newcomer(setup, server, summary, lines, kept, reached)
 
 
 def _validation_share(data: FederatedData) -> float:
@@ -300,4 +319,5 @@ def _alone(experiment: Experiment, network: Model, like: Tree, seed: int) -> tup
         settings = dataclasses.replace(settings, fraction=1.0)
     method = with_personal(registry.build(experiment.run.method, settings, network))
     start = method.init_server(Streams([Who(seed, SERVER)], 0))
-    return method, {name: value.to(like[name].device) for name, value in start.items()}
+    device = next(iter(like.values())).device
+    return method, {name: value.to(device) for name, value in start.items()}

@@ -3,7 +3,10 @@
 Few points can make a model worse than the shared one it started from. So the newcomer's model lies
 between the two, parameter by parameter,
 
-    theta_s = shared + s (own - shared),    0 <= s <= 1,
+    theta_s = start + s (own - start),    0 <= s <= 1,
+
+where `start` is the shared model, with the newcomer's class shares if these are known
+(`class_shares.py`),
 
 and its own points say how much: K models are trained as the newcomer is, each without one of K
 parts of its points, and predict the part that they have not seen. With L_s the log-likelihood of
@@ -29,6 +32,7 @@ from corefed.base.rng import Streams, Who, generator
 from corefed.base.types import ClientData, Method, Tree
 from corefed.bayes import uncertainty
 from corefed.training import client_side, scoring
+from corefed.training.class_shares import START
 from corefed.training.fitted import tempered
 
 PRIOR = {0.0: 0.5, 0.25: 0.125, 0.5: 0.125, 0.75: 0.125, 1.0: 0.125}
@@ -48,11 +52,13 @@ class Fit(NamedTuple):
 
 
 def between(models: dict[str, Tree], share: float) -> dict[str, Tree]:
-    """The models, with the personal one at this share of its way from the shared one.
+    """The models, with the personal one at this share of its way from where it started.
 
     Networks of different sizes (bnfed) have no way between: it is the nearer of the two.
     """
-    own, shared = models["personal"], models.get("global")
+    shared, own = models.get(START, models.get("global")), models["personal"]
+    if START in models:
+        models = {kind: tree for kind, tree in models.items() if kind != START}
     if share == 1 or shared is None:
         return models
     if any(shared[name].shape != value.shape for name, value in own.items()):
@@ -67,7 +73,7 @@ def shrunk(method: Method, share: float) -> Method:
     def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
         return between(method.models(broadcast, private, data), share)
 
-    return method if share == 1 else method._replace(models=models)
+    return method._replace(models=models)
 
 
 def temperature(shared: float, own: float, share: float) -> float:

@@ -1,13 +1,15 @@
 """`corefed bench newcomers`: is a newcomer's model ever worse than the shared one?
 
 Eight of ten clients train a federation at the default settings, the other two join, each with the
-first m of its points in a random order. NLL on their test points of three models: the shared one,
-the newcomer's own training kept whole (`--share 1`), and kept as far as its points say (the
-default). Differences to the shared model have 95 % intervals over newcomers and seeds.
+first m of its points in a random order. NLL and accuracy on their test points of four models: the
+shared one; the newcomer's own training kept as far as its points say, without and with a start at
+its own class shares (`--no-own-classes`, and the default); and kept whole (`--share 1`).
+Differences to the shared model have 95 % intervals over newcomers and seeds.
 
 Sets whose clients are alike are where own training has least to gain: random shares of the digits
-and of the breast-cancer data. In the others clients differ: five classes each, or quantiles of a
-column, which make sites of patients or of places.
+and of the breast-cancer data. In the others clients differ: five classes each (two kinds of
+clients), shares of classes by a Dirichlet distribution (no two alike), or quantiles of a column,
+which make sites of patients or of places.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ from corefed.training import fitted, newcomers, rounds
 from corefed.training.setup import concrete, load
 
 CLIENTS, MEMBERS, ROUNDS, TESTED = 10, 8, 20, 1000
+WAYS = (("kept", None, True), ("run's classes", None, False), ("own", 1.0, True))
+"""Name, share of its own training, and whether it starts at its own class shares."""
+PARTITIONS = {"alike": "iid", "dirichlet": "dirichlet:0.5", "five classes": "shards-medium"}
 SIZES = (5, 10, 20, 50, 100, 200)
 SEEDS = {"quick": (0, 1), "paper": (0, 1, 2)}
 SETS = {
@@ -42,6 +47,7 @@ SETS = {
         "breast cancer, by texture",
         "diabetes, by blood pressure",
         "mnist, five classes",
+        "mnist, dirichlet",
         "fashion-mnist, five classes",
     ),
 }
@@ -74,20 +80,20 @@ def _measured(name: str, seed: int, device: torch.device) -> Iterator[tuple[int,
                 train = ClientData(*(field[:, order[:m]] for field in whole.train))
                 test = ClientData(*(field[:, :TESTED] for field in whole.test))
                 data = whole._replace(train=train, test=test)
-                both = [
-                    newcomers.join(model, data, compare=False, device=str(device), share=share)
-                    for share in (None, 1.0)
-                ]
-                metrics = [each.summary["metrics"] for each in both]
-                yield (
-                    m,
-                    {
-                        "shared": metrics[0]["global_nll"]["mean"],
-                        "kept": metrics[0]["personal_nll"]["mean"],
-                        "own": metrics[1]["personal_nll"]["mean"],
-                        "share": both[0].summary["personalized"]["share"],
-                    },
-                )
+                found: dict[str, float] = {}
+                for name, share, start in WAYS:
+                    joined = newcomers.join(
+                        model, data, compare=False, device=str(device), share=share,
+                        own_classes=start,
+                    )  # fmt: skip
+                    metrics = joined.summary["metrics"]
+                    for one, kind in (("shared", "global"), (name, "personal")):
+                        found[f"{one} NLL"] = metrics[f"{kind}_nll"]["mean"]
+                        if f"{kind}_accuracy" in metrics:
+                            found[f"{one} %"] = 100 * metrics[f"{kind}_accuracy"]["mean"]
+                    if name == "kept":
+                        found["share"] = joined.summary["personalized"]["share"]
+                yield m, found
 
 
 def _of(data: FederatedData, rows: range | list[int]) -> FederatedData:
@@ -101,7 +107,7 @@ def federation(name: str, seed: int, device: torch.device) -> tuple[Experiment, 
     flags: dict[str, Any] = {"seeds": seed, "device": str(device), "rounds": ROUNDS}
     flags |= {"evaluate_every": ROUNDS, "clients": CLIENTS}
     if kind in ("digits", "mnist", "fashion-mnist"):
-        partition = "iid" if how == "alike" else "shards-medium"
+        partition = PARTITIONS[how]
         experiment = concrete(resolve(flags={**flags, "data": kind, "partition": partition}))
         return resolve(flags={**flags, "data": kind, "partition": partition,
                               "clients": MEMBERS}), load(experiment.run)  # fmt: skip
@@ -133,10 +139,9 @@ def _row(each: list[dict[str, float]]) -> dict[str, Any]:
     from scipy.stats import t as student
 
     n = len(each)
-    mean = {key: float(np.mean([one[key] for one in each])) for key in each[0]}
-    row: dict[str, Any] = {f"{key} NLL": mean[key] for key in ("shared", "own", "kept")}
-    for key in ("own", "kept"):
-        gaps = np.array([one[key] - one["shared"] for one in each])
+    row: dict[str, Any] = {key: float(np.mean([one[key] for one in each])) for key in each[0]}
+    for name, _, _ in WAYS:
+        gaps = np.array([one[f"{name} NLL"] - one["shared NLL"] for one in each])
         reach = student.ppf(0.975, n - 1) * gaps.std(ddof=1) / math.sqrt(n) if n > 1 else math.nan
-        row |= {f"{key} - shared": float(gaps.mean()), f"{key} +-": float(reach)}
-    return {**row, "share": mean["share"], "newcomers": n}
+        row |= {f"{name} - shared": float(gaps.mean()), f"{name} +-": float(reach)}
+    return {**row, "newcomers": n}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import fmean
+from statistics import fmean, mode
 from typing import Any
 
 from corefed_studies.leaders.cells import SHOWN, TUNED, Line
@@ -35,8 +35,9 @@ def _table(setting: LeadersSetting, lines: Lines) -> Table:
              if name == setting.name and part == TUNED}  # fmt: skip
     done = {row: line for row, line in mine.items() if "failure" not in line}
     best = {kind: _best(done, kind) for kind in ("personal", "global")}
-    order = sorted(done, key=lambda row: -_mean(done[row], setting.judged, "accuracy"))
-    rows = [_row(setting, row, done, best) for row in order]
+    usual = mode(map(_device, done.values())) if done else ""
+    order = sorted(done, key=lambda row: -mean_of_seeds(done[row], setting.judged, "accuracy"))
+    rows = [_row(setting, row, done, best, usual) for row in order]
     lost = {**tuned, **mine}
     rows += [
         (row, "diverged" if "diverged" in line["failure"] else "failed", *[""] * 10)
@@ -47,25 +48,28 @@ def _table(setting: LeadersSetting, lines: Lines) -> Table:
 
 
 def _row(
-    setting: LeadersSetting, row: str, done: dict[str, Line], best: dict[str, str]
+    setting: LeadersSetting, row: str, done: dict[str, Line], best: dict[str, str], usual: str
 ) -> tuple[str, ...]:
+    """`usual` is the device that most rows were trained on; seconds on another say so."""
     line = done[row]
     cells: list[str] = []
     for kind in ("personal", "global"):
         if kind not in line["metrics"]:
             cells += ["-"] * 4
             continue
-        accuracy = 100 * _mean(line, kind, "accuracy")
+        accuracy = 100 * mean_of_seeds(line, kind, "accuracy")
         cells += [f"{accuracy:.2f}", _against(done, row, best[kind], kind)]
-        cells += [f"{_mean(line, kind, name):.3f}" for name in ("nll", "ece")]
+        cells += [f"{mean_of_seeds(line, kind, name):.3f}" for name in ("nll", "ece")]
     cost = line["cost"]
     told = FIGURES.get(setting.name, {}).get(row, "")
-    return (row, *cells, f"{cost['seconds']:.1f}", f"{cost['bytes'] / 1e6:.0f}", told)
+    place = "" if _device(line) == usual else f" on {line['environment']['device']}"
+    seconds = f"{cost['seconds']:.1f}{place}"
+    return (row, *cells, seconds, f"{cost['bytes'] / 1e6:.0f}", told)
 
 
 def _best(done: dict[str, Line], kind: str) -> str:
     able = [row for row, line in done.items() if kind in line["metrics"]]
-    return max(able, key=lambda row: _mean(done[row], kind, "accuracy")) if able else ""
+    return max(able, key=lambda row: mean_of_seeds(done[row], kind, "accuracy")) if able else ""
 
 
 def _against(done: dict[str, Line], row: str, best: str, kind: str) -> str:
@@ -79,7 +83,7 @@ def _against(done: dict[str, Line], row: str, best: str, kind: str) -> str:
     return f"{gap.value:+.2f} ± {gap.half:.2f}" if gap.half == gap.half else f"{gap.value:+.2f}"
 
 
-def _mean(line: Line, kind: str, name: str) -> float:
+def mean_of_seeds(line: Line, kind: str, name: str) -> float:
     """Over seeds; a model that the method has not comes last."""
     each: list[float] = line["metrics"].get(kind, {}).get(name, [])
     return fmean(each) if each else -1.0

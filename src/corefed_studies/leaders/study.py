@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from corefed.base.device import device_for
 from corefed.base.errors import UserError
 from corefed_studies import pages
-from corefed_studies.leaders import report, results, running
+from corefed_studies.leaders import overview, report, results, running
 from corefed_studies.leaders.rows import known_rows
 from corefed_studies.leaders.settings import STUDIES, settings_of
 
@@ -56,7 +56,9 @@ def work(
     only_settings: tuple[str, ...] = (),
 ) -> None:
     """Train what is missing in a folder, or take the results of a file; show them."""
-    marked = pages.Marked(page, results.NAME) if page is not None else None
+    brief = page is not None and f"<!-- {overview.MARK}: begin -->" in _text(page)
+    mark = overview.MARK if brief else results.NAME
+    marked = pages.Marked(page, mark) if page is not None else None
     if minutes is not None and not minutes > 0:
         raise UserError(f"--minutes is {minutes:g}; it must be above 0.")
     if source is not None:
@@ -80,7 +82,16 @@ def work(
         left = sum(running.next_part(cell, lines) is not None for cell in cells)
         say(f"{len(cells) - left} of {len(cells)} cells are done; {folder / results.RESULT}")
     if show:
-        pages.put(pages.make(folder), called, report.tables(lines), marked)
+        tables = overview.tables(lines) if brief else report.tables(lines)
+        pages.put(pages.make(folder), called, tables, marked)
+
+
+def _text(page: Path) -> str:
+    """Of a page; one that cannot be read has none, and `Marked` says so."""
+    try:
+        return page.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
 
 
 def check_studies(names: tuple[str, ...]) -> None:
