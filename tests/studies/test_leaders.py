@@ -14,7 +14,16 @@ from corefed.base.errors import UserError
 from corefed.data.partition import SPECS
 from corefed.methods import registry
 from corefed.settings.config import resolve
-from corefed_studies.leaders import cells, published, report, results, running, study
+from corefed_studies import pages
+from corefed_studies.leaders import (
+    cells,
+    overview,
+    published,
+    report,
+    results,
+    running,
+    study,
+)
 from corefed_studies.leaders.cells import SHOWN, TUNED
 from corefed_studies.leaders.rows import ALONE, ROWS, known_rows, row_of
 from corefed_studies.leaders.settings import (
@@ -190,6 +199,60 @@ def test_the_page_has_its_marks() -> None:
     page = Path(__file__).parents[2] / "docs" / "leaders-study.md"
     assert page.read_text().count(f"<!-- {results.NAME}: begin -->") == 1
     assert report.tables({}) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "mark", "tables"),
+    [("leaders-study", results.NAME, report.tables), ("leaders", overview.MARK, overview.tables)],
+)
+def test_pages_show_the_result_file(page: str, mark: str, tables: Any) -> None:
+    root = Path(__file__).parents[2]
+    lines = results.read(root / "results" / "leaders.json")
+    part = pages.Marked(root / "docs" / f"{page}.md", mark).part
+    assert part.strip() == pages.markdown(tables(lines)).strip()
+
+
+def test_all_settings_side_by_side() -> None:
+    """Two settings: rows of both come first, those behind by less before the others."""
+
+    def line(setting: str, row: str, kind: str, accuracy: float) -> dict[str, Any]:
+        metrics = {"accuracy": [accuracy, accuracy + 0.02], "nll": [0.5, 0.7], "ece": [0.0, 0.0]}
+        return {"setting": setting, "row": row, "part": SHOWN, "metrics": {kind: metrics}}
+
+    told = [
+        line("shards-mnist", "ditto", "personal", 0.95),
+        line("shards-mnist", "pfedbayes", "personal", 0.96),
+        line("chest-xray", "pfedbayes", "personal", 0.70),
+        line("shards-mnist", "independent", "personal", 0.86),
+        line("chest-xray", "independent", "personal", 0.74),
+        line("niid-dir-cifar10", "fedavg", "global", 0.40),
+    ]
+    told[-1]["failure"] = "All 8 candidates diverged."
+    lines = {results.key_of(each): each for each in told}
+    personal, shared = overview.tables(lines)
+    assert [row[0] for row in personal.rows] == ["pfedbayes", "independent", "ditto"]
+    assert personal.rows[0][1:] == ("71.00, 0.600", "97.00, 0.600", "2.00")
+    assert personal.rows[1][-1] == "5.00" and personal.rows[2][-1] == "-"
+    assert personal.rows[2][1] == "-"
+    assert len(shared.rows) == 2 and set(shared.rows[0][1:]) == {"-"}
+    assert overview.tables({}) == []
+
+
+def test_seconds_on_another_device_say_so() -> None:
+    def done(device: str) -> dict[str, Any]:
+        metrics = {"accuracy": [0.5], "nll": [1.0], "ece": [0.1]}
+        return {
+            "metrics": {"personal": metrics}, "cost": {"seconds": 2.0, "bytes": 1e6},
+            "environment": {"device": device, "torch": "2"},
+        }  # fmt: skip
+
+    name = PAPER[1].name
+    lines = {(name, row, SHOWN): done(device) for row, device in
+             (("ditto", "a GPU"), ("fedrep", "a GPU"), ("pfedme", "a CPU"))}  # fmt: skip
+    table = report.tables(lines)[0]
+    assert {row[0]: row[9] for row in table.rows} == {
+        "ditto": "2.0", "fedrep": "2.0", "pfedme": "2.0 on a CPU",
+    }  # fmt: skip
 
 
 def test_training_that_diverges_is_repeated_with_smaller_rates(

@@ -80,9 +80,9 @@ TAKING_PART = Range(lambda v: 0 <= v <= 1, "from 0 to 1")
 class Config:
     """Settings of shared-start."""
 
-    learning_rate: Annotated[Positive, RATE, Times(1 / 16, 4)] = 0.07
-    """Step size of the means; half of it for large convolutional networks (docs/tuning.md). With
-    optimizer ivon the part of a Newton step, such as 0.02."""
+    learning_rate: Annotated[Positive, RATE, Times(1 / 16, 4)] = 0.05
+    """Step size of the means; an MLP on pixels can take 0.2 (docs/tuning.md). With optimizer ivon
+    the part of a Newton step, such as 0.005."""
     width_rate: Annotated[Positive, RATE, ABLATION] = 0.01
     """Step size of the widths (rho), by Adam; optimizer ivon has none."""
     zeta: Annotated[Positive, PER_RUN] = 0.001

@@ -28,6 +28,9 @@ NAMES = {
     "coreset": Benchmark(
         "runtime", "coreset", "what a round on coresets costs beside one on all data"
     ),
+    "optimizers": Benchmark(
+        "runtime", "optimizers", "what a posterior's step costs by Adam, SGD and IVON"
+    ),
     "engine": Benchmark(
         "engine", "main",
         "rounds by runtime, whole runs and very many clients; paper is minutes",

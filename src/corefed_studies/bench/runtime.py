@@ -1,4 +1,4 @@
-"""`corefed bench runtime` and `corefed bench coreset`: seconds per round, as ratios within one run.
+"""`corefed bench runtime`, `coreset` and `optimizers`: seconds per round, as ratios within one run.
 
 Machines are noisy, ratios within one run are less so.
 
@@ -6,6 +6,7 @@ Machines are noisy, ratios within one run are less so.
               which has the same closed-form gradients and fused updates, and the textbook's
               (autograd, torch.optim)
     coreset   a round of coreset-pfedbayes, with its share of the selections, against full data
+    optimizers  a posterior's steps by IVON against those by Adam or SGD, and with some layers only
 """
 
 from __future__ import annotations
@@ -101,6 +102,47 @@ def coreset(device: torch.device) -> list[dict[str, Any]]:
         }
         for fraction in (0.1, 0.5)
     ]
+
+
+POSTERIORS: dict[str, dict[str, dict[str, object]]] = {
+    "pfedbayes": {
+        "adam": {},
+        "ivon": {"optimizer": "ivon", "eta_1": 0.02},
+        "adam, last layer": {"bayesian": "last"},
+    },
+    "shared-start": {
+        "sgd": {},
+        "ivon": {"optimizer": "ivon", "learning_rate": 0.005},
+        "sgd, last layer": {"bayesian": "last"},
+    },
+}
+"""Method -> ways to train its posterior; the first is the default."""
+
+
+def optimizers(device: torch.device) -> list[dict[str, Any]]:
+    """Seconds per round of 10 clients of 1000 points, each way beside the method's default."""
+    data, rows = random_data(10, 1000, WIDTHS), []
+    for method, ways in POSTERIORS.items():
+        groups = {
+            name: make_clients(data, device, WIDTHS, method=method, compile="auto", **flags)
+            for name, flags in ways.items()
+        }
+        works: dict[str, timed.Timed] = {
+            name: partial(group.many, 5) for name, group in groups.items()
+        }
+        timed.in_turn(works, device, 1)  # warm up
+        found = timed.in_turn(works, device, REPEATS)
+        default = next(iter(ways))
+        rows += [
+            {
+                "method": method,
+                "posterior": name,
+                "s/round": statistics.median(each) / 5,
+                "ratio": ratio(each, found[default]),
+            }
+            for name, each in found.items()
+        ]
+    return rows
 
 
 def beside_full(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from corefed_studies.leaders.cells import SHOWN, Line
 from corefed_studies.leaders.report import mean_of_seeds
 from corefed_studies.leaders.results import Lines
-from corefed_studies.leaders.rows import PAPER_SIZES, ROWS
+from corefed_studies.leaders.rows import ONLY_NAMED, ROWS
 from corefed_studies.leaders.settings import PAPER, LeadersSetting
 from corefed_studies.pages import Table
 
@@ -23,7 +23,7 @@ SHARED = (
 """Rows whose shared models are shown."""
 
 ASIDE = {
-    *PAPER_SIZES, "shared-start, plain, global", "shared-start, plain, coreset 10 %",
+    *ONLY_NAMED, "shared-start, plain, global", "shared-start, plain, coreset 10 %",
     "shared-start, control",
 }  # fmt: skip
 """Rows that answer a question of their own, and are in the full results alone."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from corefed.methods import registry
-from corefed_studies.leaders.settings import Flags, LeadersSetting
+from corefed_studies.leaders.settings import POSTERIOR_ROWS, Flags, LeadersSetting
 
 
 class LeadersRow(NamedTuple):
@@ -82,9 +82,17 @@ ROWS = (
     _row("coreset, 15 %", 2, "coreset-pfedbayes", fraction=0.15),
     _row("coreset, 30 %", 2, "coreset-pfedbayes", fraction=0.3),
     _row("random, 50 %", 2, "random-subset", fraction=0.5),
+    _row("pfedbayes, ivon", 2, "pfedbayes", optimizer="ivon", eta_1=0.05),
+    _row(
+        "shared-start, ivon", 2, "shared-start", **_MOMENTUM, optimizer="ivon", learning_rate=0.005
+    ),
+    _row("pfedbayes, last layer", 2, "pfedbayes", bayesian="last"),
+    _row("shared-start, last layer", 2, "shared-start", **_START, bayesian="last"),
 )
 PAPER_SIZES = ("coreset, 15 %", "coreset, 30 %", "random, 50 %")
-"""Rows of the paper's tables, for the settings that name them."""
+"""Rows of the paper's tables."""
+ONLY_NAMED = (*PAPER_SIZES, *POSTERIOR_ROWS)
+"""Rows for the settings that name them."""
 
 
 def known_rows(setting: LeadersSetting) -> tuple[list[LeadersRow], list[str]]:
@@ -94,8 +102,8 @@ def known_rows(setting: LeadersSetting) -> tuple[list[LeadersRow], list[str]]:
     """
     found, missing = [], []
     for row in ROWS:
-        wanted = row.name in setting.rows if setting.rows else row.name not in PAPER_SIZES
-        if not wanted:
+        wanted = row.name in setting.rows if setting.rows else row.name not in ONLY_NAMED
+        if not wanted and row.name not in setting.more:
             continue
         if row.name == FINE_TUNED and row.method not in registry.METHODS:
             row = row._replace(flags={"method": "fedavg"})

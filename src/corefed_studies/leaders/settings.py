@@ -33,6 +33,7 @@ class LeadersSetting(NamedTuple):
     rows: tuple[str, ...] = ()  # that are compared; empty: all
     candidates: int = CANDIDATES
     seeds: tuple[int, ...] = SEEDS
+    more: tuple[str, ...] = ()  # rows beside those
 
 
 _NIID_SPLITS = {"niid-2": "2 labels", "niid-3": "3 labels", "niid-dir": "Dirichlet 0.5"}
@@ -47,6 +48,10 @@ CIFAR_ROWS = (
     "shared-start, coreset 10 %", "shared-start, plain", "shared-start, plain, global", "fedavg",
     "fedavg, momentum", "fedavg-ft", "fedavg-ft, momentum", "scaffold", "independent",
 )  # fmt: skip
+POSTERIOR_ROWS = (
+    "pfedbayes, ivon", "shared-start, ivon", "pfedbayes, last layer", "shared-start, last layer",
+)  # fmt: skip
+"""Other ways to train a posterior, on our own problems."""
 NIID_ROWS = (
     "shared-start", "shared-start, coreset 10 %", "shared-start, plain", "shared-start, control",
     "shared-start, plain, coreset 10 %", "pfedbayes", "coreset, 10 %", "fedavg",
@@ -79,7 +84,9 @@ def _shards(data: str) -> LeadersSetting:
         "rounds": 100, "local_steps": 20,
     }  # fmt: skip
     title = f"{_NAMES[data]}, shards-medium: 10 clients, 5 labels each, an MLP"
-    return LeadersSetting(f"shards-{data}", "own-problems", title, "personal", flags, 50)
+    return LeadersSetting(
+        f"shards-{data}", "own-problems", title, "personal", flags, 50, more=POSTERIOR_ROWS
+    )
 
 
 PAPER = (
@@ -90,7 +97,7 @@ PAPER = (
     _niid("cifar10", "niid-2"),
     LeadersSetting(
         "chest-xray", "own-problems", "Chest X-rays as features: 2 clients, one disease each",
-        "personal", _CHEST, 25,
+        "personal", _CHEST, 25, more=POSTERIOR_ROWS,
     ),
     _shards("mnist"),
     _niid("fashion-mnist", "niid-dir"),
