@@ -152,11 +152,12 @@ def _table(joined: Newcomer) -> Table:
         if any(f"{kind}_{metric}" in metrics for metric in found):
             cells = [_cell(metrics.get(f"{kind}_{m}"), m) for m in found]
             shown.add_row(words, *cells)
-    steps, cost = summary["personalized"]["steps"], summary["cost"]
+    about, cost = summary["personalized"], summary["cost"]
     shown.caption = (
-        f"{steps} steps on {summary['coreset'].get('size', data.train.weight.sum()):.0f} "
-        f"of {int(data.train.weight.sum())} points in {cost['seconds']:.1f} s; "
-        f"{100 * summary['personalized']['share']:.0f} % of its own training are kept"
+        f"{about['steps']} steps on {summary['coreset'].get('size', data.train.weight.sum()):.0f} "
+        f"of {int(data.train.weight.sum())} points in {cost['seconds']:.1f} s"
+        + (", from the shared model with its own class shares" if about["own_classes"] else "")
+        + f"; {100 * about['share']:.0f} % of its own training are kept"
     )
     found = summary.get("calibration", {}).get("personal")
     if found is not None:

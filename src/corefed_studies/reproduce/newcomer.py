@@ -235,9 +235,8 @@ def gathered(measured: Sequence[Measured]) -> Results:
 def make_tables(found: Results) -> list[pages.Table]:
     laid = []
     for data in dict.fromkeys(result["data"] for result in found.values()):
-        mine = {key: result for key, result in found.items() if result["data"] == data}
+        mine, count = _of(found, data)
         sizes = sorted({result["points"] for result in mine.values()})
-        count = next(iter(mine.values()))["newcomers"]
         columns = ("own points", *map(str, sizes))
         for metric, words, factor in (("accuracy", "accuracy %", 100.0), ("nll", "NLL", 1.0)):
             rows = [
@@ -247,6 +246,13 @@ def make_tables(found: Results) -> list[pages.Table]:
             title = f"{data}: {words} of {count} newcomers on their own test points, mean ± std"
             laid.append(pages.Table(title, columns, rows))
     return laid
+
+
+def _of(found: Results, data: str) -> tuple[Results, int]:
+    """Results of a data set at the sizes that all its newcomers have, and how many these are."""
+    mine = {key: result for key, result in found.items() if result["data"] == data}
+    count = max(result["newcomers"] for result in mine.values())
+    return {key: each for key, each in mine.items() if each["newcomers"] == count}, count
 
 
 def _cell(result: Measured, metric: str, factor: float) -> str:
@@ -267,7 +273,7 @@ def draw(found: Results, path: Path) -> None:
     }  # fmt: skip
     for axis, data in zip(axes, sets, strict=True):
         for row in styles:
-            mine = [r for (name, _), r in found.items() if name == row and r["data"] == data]
+            mine = [r for (name, _), r in _of(found, data)[0].items() if name == row]
             mine.sort(key=lambda result: result["points"])
             sizes = [result["points"] for result in mine]
             mean, std = (
