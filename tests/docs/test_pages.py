@@ -9,6 +9,7 @@ import re
 import shutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -248,6 +249,11 @@ def test_corefed_run_is_accepted(
     arguments = corefed_arguments(case[1])
     assert arguments is not None
     reached = []
+    for module in (
+        "final",
+        "fitted",
+    ):  # which keep the `resolve` that they find when first imported
+        import_module(f"corefed.training.{module}")
 
     def stop_before_training(
         path: Path | None, flags: Mapping[str, object], assignments: Sequence[str]
