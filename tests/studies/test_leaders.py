@@ -231,9 +231,10 @@ def test_all_settings_side_by_side() -> None:
     lines = {results.key_of(each): each for each in told}
     personal, shared = overview.tables(lines)
     assert [row[0] for row in personal.rows] == ["pfedbayes", "independent", "ditto"]
-    assert personal.rows[0][1:] == ("71.00, 0.600", "97.00, 0.600", "2.00")
-    assert personal.rows[1][-1] == "5.00" and personal.rows[2][-1] == "-"
-    assert personal.rows[2][1] == "-"
+    assert personal.rows[0][1:] == ("2.00", "71.00, 0.600", "97.00, 0.600")
+    assert personal.rows[1][1] == "5.00" and personal.rows[2][1] == "-"
+    assert personal.rows[2][2] == "-"
+    assert shared.rows[1][0] == "MNIST, shards-medium"
     assert len(shared.rows) == 2 and set(shared.rows[0][1:]) == {"-"}
     assert overview.tables({}) == []
 

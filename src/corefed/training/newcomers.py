@@ -1,7 +1,7 @@
 """Train a model for a client that joins after training: `corefed personalize`.
 
-The server does not change, and nothing is sent. The newcomer starts from the server's state v and
-trains on its own data alone:
+The server does not change, and nothing is sent. The newcomer starts from the server's state v,
+with its own class shares (`class_shares.py`), and trains on its own data alone:
 
     a personal model (pfedbayes and what builds on it, pfedme, ditto), or a personal part of one
                      (fedrep, feddbe): q starts at v, then rounds of the run's local steps; each
@@ -11,8 +11,7 @@ trains on its own data alone:
     one model for all (fedavg, fedprox, scaffold, bnfed, submodular-*, shared-start)   fine-tuned:
                      all steps from the shared model
 
-It starts with its own class shares (`class_shares.py`). A method that shares nothing (independent)
-is refused. The newcomer's model has the temperature of
+A method that shares nothing (independent) is refused. The newcomer's model has the temperature of
 all clients of the run, or its own, shrunk to that, where it has validation points. How much of its
 own training it keeps is fitted to its points (`shrinking.py`), so that few points do no harm.
 docs/newcomers-study.md has the measurements behind STEPS, and behind a coreset of at least one

@@ -88,12 +88,12 @@ def _personal(done: list[Done]) -> Table:
     rows = [
         (
             row,
-            *(each.told(row, "personal") for each in done),
             f"{behind[row]:.2f}" if row in behind else "-",
+            *(each.told(row, "personal") for each in done),
         )
         for row in sorted(names, key=lambda row: behind.get(row, inf))
     ]
-    columns = ("", *(each.setting.title.split(":")[0] for each in done), "points behind")
+    columns = ("", "points behind", *(each.setting.short for each in done))
     note = (
         "Accuracy in % and NLL of clients' own models on their own test points, means over three "
         "seeds. Points behind: accuracy below the best of a column, mean over the columns."
@@ -102,10 +102,7 @@ def _personal(done: list[Done]) -> Table:
 
 
 def _shared(done: list[Done]) -> Table:
-    rows = [
-        (each.setting.title.split(", a ")[0], *(each.told(row, "global") for row in SHARED))
-        for each in done
-    ]
+    rows = [(each.setting.short, *(each.told(row, "global") for row in SHARED)) for each in done]
     note = (
         "Accuracy in % and NLL of the shared model on the test points of all clients. On "
         "NIID-Bench settings were chosen by the shared model. Elsewhere they were chosen by the "

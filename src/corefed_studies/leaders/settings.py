@@ -35,6 +35,12 @@ class LeadersSetting(NamedTuple):
     seeds: tuple[int, ...] = SEEDS
     more: tuple[str, ...] = ()  # rows beside those
 
+    @property
+    def short(self) -> str:
+        """The title without how many clients there are, and which network."""
+        head, _, rest = self.title.partition(": ")
+        return f"{head}, {rest.split(', ')[-1]}" if self.study == "niid-bench" else head
+
 
 _NIID_SPLITS = {"niid-2": "2 labels", "niid-3": "3 labels", "niid-dir": "Dirichlet 0.5"}
 _NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
