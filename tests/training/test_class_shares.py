@@ -135,6 +135,12 @@ def test_a_federation_does_not_tell_its_classes() -> None:
     method = pfedbayes.build(pfedbayes.Config(), MODEL)
     assert class_shares.of_run([{"name": "a", "train": 9}], 3, method) is None
     assert class_shares.of_run(rows([[1, 2]]), 0, method) is None  # a regression
+    assert class_shares.of_run(rows([[0, 0]]), 2, method) is None  # nobody has a point
+
+
+def test_a_client_without_points_does_not_count() -> None:
+    some, more = known([[30, 0], [0, 10]]), known([[30, 0], [0, 0], [0, 10]])
+    assert all(torch.equal(a, b) for a, b in zip(some, more, strict=True))
 
 
 def test_only_biases_of_outputs_are_moved() -> None:
@@ -146,6 +152,8 @@ def test_only_biases_of_outputs_are_moved() -> None:
     assert found["drift"] is sent["drift"]
     change = found["v"] - v
     torch.testing.assert_close(change[0, 0, -3:], ratio(of, [2, 0, 0]).log())  # weight 0: no point
+    cooled = class_shares.moved(sent, data, MODEL, of, 0.5)["v"] - v
+    torch.testing.assert_close(cooled, 0.5 * change)  # its outputs are divided by 0.5
     change[0, 0, -3:] = 0
     assert not change.any()
     assert class_shares.able({"theta": v[0, 0], "c": v[0, 0]}, MODEL)

@@ -5,8 +5,9 @@ Latinne and Decaestecker 2002),
 
     p_new(y | x)  is in proportion to  p(y | x) pi_new(y) / pi(y),
 
-which is log(pi_new / pi) added to the biases of the shared model's outputs. pi are the shares of
-the run's training points. How the shares of clients differ is what the members show. Either
+which is log(pi_new / pi) added to the biases of the shared model's outputs, times its temperature
+if the run was calibrated. pi are the shares of the run's training points. How the shares of clients
+differ is what the members show. Either
 
     around all    they are drawn from Dirichlet(a C pi); clients are alike where a is large
     around one    they are drawn from Dirichlet(a C pi_i), member i being one by chance: there are
@@ -24,7 +25,7 @@ measurements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +64,9 @@ def of_run(clients: Sequence[dict[str, Any]], classes: int, method: Method) -> C
     if not classes or not all(isinstance(each, list) and len(each) == classes for each in found):
         return None
     counts = torch.tensor(found, dtype=torch.float64)
+    counts = counts[counts.sum(-1) > 0]
+    if not len(counts):
+        return None
     each = counts + 0.5 / len(counts)  # a class that nobody has counts as half a point
     if method.traits.mean == "equal":  # clients count alike in the shared model
         each = each / each.sum(-1, keepdim=True)
@@ -110,11 +114,16 @@ def log_ratio(counts: Tensor, known: ClassShares) -> Tensor:
     return (torch.einsum("ck,ckj->cj", weight, own) / known.shares).log()
 
 
-def moved(broadcast: Tree, data: ClientData, model: Model, known: ClassShares) -> Tree:
-    """What each client is sent, with the biases of the outputs moved by its own class shares."""
+def moved(
+    broadcast: Tree, data: ClientData, model: Model, known: ClassShares, temperature: float = 1.0
+) -> Tree:
+    """What each client is sent, with the biases of the outputs moved by its own class shares.
+
+    The shared model predicts with its outputs divided by the temperature.
+    """
     classes = len(known.shares)
     hot = torch.nn.functional.one_hot(data.y.long(), classes) * (data.weight > 0).unsqueeze(-1)
-    ratio = log_ratio(hot.sum(1).cpu(), known)
+    ratio = temperature * log_ratio(hot.sum(1).cpu(), known)
     assert model.head is not None
     found = dict(broadcast)
     for name in WEIGHTS:
@@ -126,14 +135,14 @@ def moved(broadcast: Tree, data: ClientData, model: Model, known: ClassShares) -
     return found
 
 
-def starting(method: Method, model: Model, known: ClassShares) -> Method:
-    """The method, for clients that start at their class shares: with START beside its models.
+def starting(method: Method, start: Callable[[Tree, ClientData], Tree]) -> Method:
+    """The method, for clients that start at `moved`: with START beside its models.
 
     `global` stays the shared model as it is.
     """
 
     def models(broadcast: Tree, private: Tree, data: ClientData) -> dict[str, Tree]:
-        found = method.models(moved(broadcast, data, model, known), private, data)
+        found = method.models(start(broadcast, data), private, data)
         if "global" not in found:
             return found
         as_it_is = method.models(broadcast, private, data)["global"]

@@ -228,9 +228,11 @@ def join(
         plan = [1]  # the personal model is made by `models`
     method, start = with_personal(method), None
     known = class_shares.of_run(model.clients[g], data.classes, method) if own_classes else None
+    T = newcomer_scores.known_temperatures(experiment.run.calibrate, model.models, g)
     if known is not None and class_shares.able(server, made):
-        method = class_shares.starting(method, made, known)
-        start = partial(class_shares.moved, model=made, known=known)
+        shared_T = T.get("global", 1.0)
+        start = partial(class_shares.moved, model=made, known=known, temperature=shared_T)
+        method = class_shares.starting(method, start)
     run = dataclasses.replace(
         experiment.run,
         data=LOCAL, partition="natural", clients=1, cohort=0, keep=1.0, client_column="",
@@ -239,7 +241,6 @@ def join(
     )  # fmt: skip
     work = work_of(run, data.train.x.shape[2:], experiment.run.data)
     experiment = dataclasses.replace(experiment, run=run)
-    T = newcomer_scores.known_temperatures(run.calibrate, model.models, g)
     if share is None:
         share = shrinking.fit(
             method, server, data.train, who,

@@ -81,17 +81,17 @@ def _measured(name: str, seed: int, device: torch.device) -> Iterator[tuple[int,
                 test = ClientData(*(field[:, :TESTED] for field in whole.test))
                 data = whole._replace(train=train, test=test)
                 found: dict[str, float] = {}
-                for name, share, start in WAYS:
+                for way, share, start in WAYS:
                     joined = newcomers.join(
                         model, data, compare=False, device=str(device), share=share,
                         own_classes=start,
                     )  # fmt: skip
                     metrics = joined.summary["metrics"]
-                    for one, kind in (("shared", "global"), (name, "personal")):
+                    for one, kind in (("shared", "global"), (way, "personal")):
                         found[f"{one} NLL"] = metrics[f"{kind}_nll"]["mean"]
                         if f"{kind}_accuracy" in metrics:
                             found[f"{one} %"] = 100 * metrics[f"{kind}_accuracy"]["mean"]
-                    if name == "kept":
+                    if way == "kept":
                         found["share"] = joined.summary["personalized"]["share"]
                 yield m, found
 
