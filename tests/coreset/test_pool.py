@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from corefed.base.errors import UserError
+from corefed.base.threads import map_parts
 from corefed.coreset import build, likelihoods, passes, sources
 from corefed.coreset import scan as scanning
 from corefed.coreset.draws import interpret, split
 from corefed.coreset.passes import DataPass
 from corefed.coreset.pool import draw, size_for
-from corefed.coreset.scan import scan, side_by_side
+from corefed.coreset.scan import scan
 
 N, D = 4000, 4
 POSTERIOR = (torch.ones(D), torch.full((D,), 0.05))
@@ -129,7 +130,7 @@ def test_a_function_that_must_not_run_twice_at_once(
 
 def test_threads_give_what_one_gives_in_order() -> None:
     before = torch.get_num_threads()
-    assert list(side_by_side(lambda i: i * i, iter(range(50)), 3)) == [i * i for i in range(50)]
+    assert list(map_parts(lambda i: i * i, iter(range(50)), 3)) == [i * i for i in range(50)]
     assert torch.get_num_threads() == before
 
 

@@ -27,6 +27,7 @@ from corefed.base.types import ClientData, Method
 from corefed.bayes.predict import predictive
 from corefed.methods import registry
 from corefed.models import cnn as module
+from corefed.models import network as networks
 from corefed.models.cnn import cnn, image_shape
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.models.network import Model
@@ -54,7 +55,7 @@ every_network = pytest.mark.parametrize("name", NETWORKS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways of convolving, whatever the device would choose."""
     chosen = frozenset({"cpu"}) if request.param == "one by one" else frozenset()
-    monkeypatch.setattr(module, "ONE_BY_ONE", chosen)
+    monkeypatch.setattr(networks, "IN_TURN", chosen)
     return str(request.param)
 
 
@@ -125,7 +126,7 @@ def test_blocks_of_points_change_nothing(
     theta, x = normal(2, 3, model.size), normal(2, 7, *NETWORKS[name][0], seed=1)
     whole = model.forward(theta, x)
     for points in (1, 3):
-        monkeypatch.setattr(module, "BLOCK_ONE", points * model.activation)
+        monkeypatch.setattr(networks, "BLOCK_ONE", points * model.activation)
         monkeypatch.setattr(module, "BLOCK_ALL", 6 * points * model.activation)
         torch.testing.assert_close(model.forward(theta, x), whole, **EXACT)
 
@@ -134,7 +135,7 @@ def test_memory_is_bounded_without_gradients(way: str, monkeypatch: pytest.Monke
     """The passes of an evaluation and of a selection never hold more than a block."""
     model = network("colour")
     shape = NETWORKS["colour"][0]
-    monkeypatch.setattr(module, "BLOCK_ONE", 4 * model.activation)
+    monkeypatch.setattr(networks, "BLOCK_ONE", 4 * model.activation)
     monkeypatch.setattr(module, "BLOCK_ALL", 24 * model.activation)
     seen: list[tuple[int, int]] = []
     chosen = "grouped" if way == "grouped" else "one_by_one"

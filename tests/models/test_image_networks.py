@@ -14,6 +14,7 @@ from torch.func import functional_call, jvp, vmap
 from corefed.base.errors import UserError
 from corefed.base.types import Work
 from corefed.models import cnn as convolutional
+from corefed.models import network
 from corefed.models.cnn import published
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
 from corefed.models.network import Model
@@ -83,7 +84,7 @@ small_networks = pytest.mark.parametrize("name", SMALL)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways of convolving, whatever the device would choose."""
     chosen = frozenset({"cpu"}) if request.param == "one by one" else frozenset()
-    monkeypatch.setattr(convolutional, "ONE_BY_ONE", chosen)
+    monkeypatch.setattr(network, "IN_TURN", chosen)
     return str(request.param)
 
 
@@ -153,7 +154,7 @@ def test_blocks_of_points_change_nothing(
     theta, x = 0.3 * normal(2, 3, model.size), normal(2, 7, *pair.shape, seed=1)
     whole = model.forward(theta, x)
     for points in (1, 3):
-        monkeypatch.setattr(convolutional, "BLOCK_ONE", points * model.activation)
+        monkeypatch.setattr(network, "BLOCK_ONE", points * model.activation)
         monkeypatch.setattr(convolutional, "BLOCK_ALL", 6 * points * model.activation)
         torch.testing.assert_close(model.forward(theta, x), whole, **EXACT)
 

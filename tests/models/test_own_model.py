@@ -22,7 +22,7 @@ from corefed.federation import client, server, task_context
 from corefed.federation.operate.folder import ClientFolder
 from corefed.federation.protocol import Task
 from corefed.federation.rules import Rules
-from corefed.models import own
+from corefed.models import network, own
 from corefed.models.likelihood import Categorical, Gaussian
 from corefed.models.network import Model, mlp
 from corefed.selectors.potentials import draw
@@ -241,6 +241,52 @@ class Detached(Net):
         return super().forward(x).detach()
 
 
+class Shared(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.first, self.middle = nn.Linear(inputs, inputs), nn.Tanh()
+        self.again, self.last = self.first, nn.Linear(inputs, outputs)
+
+    def forward(self, x):
+        return self.last(self.middle(self.again(self.middle(self.first(x)))))
+
+
+class SharedWeight(Shared):
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.again = nn.Linear(inputs, inputs)
+        self.again.weight = self.first.weight
+        self.gain = nn.Parameter(torch.ones(inputs))
+        self.shift = nn.Parameter(torch.zeros(inputs))
+
+    def forward(self, x):
+        return super().forward(x * self.gain + self.shift)
+
+
+class NoCopy(Net):
+    def __deepcopy__(self, memo):
+        raise TypeError("no copies")
+
+
+class Breaks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, slope):
+        raise RuntimeError("none")
+
+
+class NoGradient(Net):
+    def hidden(self, x):
+        return Breaks.apply(self.first(x))
+
+
+def bare_lstm():
+    return nn.LSTM(4, 3, batch_first=True)
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -285,31 +331,51 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("name", "size"),
     [("make", 67), ("everything", 15), ("nothing", 67), ("lazy", 67), ("Net", 67), ("Double", 67),
-     ("frozen", 27), ("Attention", 187)],
+     ("frozen", 27), ("Attention", 187), ("Decides", 67), ("Item", 67), ("Adds", 67),
+     ("Assigns", 67), ("Recurrent", 475), ("Shared", 35), ("SharedWeight", 47)],
 )  # fmt: skip
-def test_networks_that_can_be_used(nets: Path, name: str, size: int) -> None:
+@pytest.mark.parametrize("device", ["cpu", "other"])
+def test_networks_that_can_be_used(
+    nets: Path, name: str, size: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each network as the module itself with these weights. On other devices than a CPU vmap
+    applies, where it can: it takes no recurrent layers and no writing in place."""
+    if device == "other":
+        monkeypatch.setattr(network, "IN_TURN", frozenset())
     model = build(f"own_nets:{name}")
     mu = model.init(torch.Generator().manual_seed(0), 0.1)
     assert (model.size, mu.shape, mu.dtype) == (size, (size,), torch.float32)
-    assert model.forward(mu.expand(2, 5, -1), normal(2, 6, 4)).shape == (2, 5, 6, 3)
+    theta, x = normal(2, 5, size), normal(2, 6, 4, seed=1)
+    found = model.forward(theta.requires_grad_(), x)
+    (slope,) = torch.autograd.grad(found.square().sum(), theta)
+    module = own.make_module(own.find(f"own_nets:{name}"), own.Point(name, (4,), 3), seed=0)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    for c in range(2):
+        for k in range(5):
+            torch.nn.utils.vector_to_parameters(theta[c, k].detach(), trained)
+            alone = module(x[c])
+            torch.testing.assert_close(found[c, k], alone)
+            wanted = torch.autograd.grad(alone.square().sum(), trained)
+            flat = torch.cat([each.reshape(-1) for each in wanted])
+            torch.testing.assert_close(slope[c, k], flat, rtol=1e-4, atol=1e-4)
     assert str(nets) not in sys.path
 
 
 def test_a_module_of_linear_layers_is_the_mlp(nets: Path) -> None:
-    network, by_hand = build("own_nets:make"), mlp((4, 8, 3), Categorical(3))
-    theta, x = normal(2, 5, network.size), normal(2, 6, 4, seed=1)
-    torch.testing.assert_close(network.forward(theta, x), by_hand.forward(theta, x))
-    assert network.head is not None and by_hand.head is not None
-    assert network.head[1:4] == by_hand.head[1:4]
-    ours, theirs = network.head.features(theta, x), by_hand.head.features(theta, x)
+    module, by_hand = build("own_nets:make"), mlp((4, 8, 3), Categorical(3))
+    theta, x = normal(2, 5, module.size), normal(2, 6, 4, seed=1)
+    torch.testing.assert_close(module.forward(theta, x), by_hand.forward(theta, x))
+    assert module.head is not None and by_hand.head is not None
+    assert module.head[1:4] == by_hand.head[1:4]
+    ours, theirs = module.head.features(theta, x), by_hand.head.features(theta, x)
     torch.testing.assert_close(ours, theirs)
-    assert network.head.both is not None and by_hand.head.both is not None
-    torch.testing.assert_close(network.head.both(theta, x), by_hand.head.both(theta, x))
+    assert module.head.both is not None and by_hand.head.both is not None
+    torch.testing.assert_close(module.head.both(theta, x), by_hand.head.both(theta, x))
     data = ClientData(x, torch.zeros(2, 6).long(), torch.ones(2, 6))
-    pi = torch.stack([normal(2, network.size), normal(2, network.size, seed=3)], 1)
+    pi = torch.stack([normal(2, module.size), normal(2, module.size, seed=3)], 1)
     one, other = (
         draw(each, pi, data, 12, Streams([Who(0, 0), Who(0, 1)], 0), "coreset", 3)
-        for each in (network, by_hand)
+        for each in (module, by_hand)
     )
     torch.testing.assert_close(one, other)
 
@@ -334,8 +400,11 @@ def test_points_without_gradients_go_through_in_blocks(
 ) -> None:
     theta, x = normal(2, 5, 67), normal(2, 30, 4, seed=1)
     whole = build("own_nets:Net").forward(theta, x)
-    monkeypatch.setattr("corefed.models.network.BLOCK", 500)  # a few points at a time
+    monkeypatch.setattr(network, "BLOCK", 500)  # a few points at a time
+    monkeypatch.setattr(network, "BLOCK_ONE", 100)
     model = build("own_nets:Net")
+    torch.testing.assert_close(model.forward(theta, x), whole)
+    monkeypatch.setattr(network, "IN_TURN", frozenset())
     torch.testing.assert_close(model.forward(theta, x), whole)
     assert model.activation > 0
 
@@ -415,10 +484,6 @@ REFUSED = {
     "own_nets:ByHand": "gives another output for a point when others are in its batch",
     "own_nets:Alone": "fails for one point alone of shape (4,): ValueError",
     "own_nets:Chance": "draws random numbers: the same points give another output each time",
-    "own_nets:Decides": "looks into a tensor to decide (if, while, .item())",
-    "own_nets:Item": "looks into a tensor to decide (if, while, .item())",
-    "own_nets:Adds": "writes to a tensor in place",
-    "own_nets:Assigns": "writes to a tensor in place",
     "own_nets:Overwrites": "changes its input in place",
     "own_nets:Counts": "changes its buffer 'calls' when it is called",
     "own_nets:Two": "gives a tuple; it must give one tensor [points, 3]",
@@ -427,7 +492,9 @@ REFUSED = {
     "own_nets:ends_with_softmax": "ends with a softmax, so it gives probabilities where",
     "own_nets:ends_with_sigmoid": "ends with a sigmoid, so it gives probabilities where",
     "own_nets:Probabilities": "class scores (logits), to which it applies a softmax itself",
-    "own_nets:Recurrent": "cannot be trained for many clients at once by vmap: RuntimeError",
+    "own_nets:bare_lstm": "gives a tuple; it must give one tensor [points, 3]",
+    "own_nets:NoCopy": "cannot be copied for each thread: TypeError: no copies",
+    "own_nets:NoGradient": "has no gradient: RuntimeError: none",
 }
 
 

@@ -19,7 +19,7 @@ from corefed.base.types import ClientData
 from corefed.methods import registry
 from corefed.models import own
 from corefed.models.likelihood import Categorical
-from corefed.models.network import Model, plain_attention
+from corefed.models.network import Model, PlainAttention
 from corefed.models.series import SERIES, Block, Cell, Gated, LongShortTerm, Series, series_shape
 from corefed.settings.config import check_model
 from corefed.settings.fields import from_flat, list_settings
@@ -92,7 +92,7 @@ def test_a_block_is_torchs_encoder_layer(width: int) -> None:
         for target, value in pairs:
             target.copy_(value)
     x = normal(POINTS, 7, width)
-    with plain_attention():
+    with PlainAttention():
         torch.testing.assert_close(mine(x), theirs(x), **EXACT)
 
 

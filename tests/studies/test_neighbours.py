@@ -11,8 +11,7 @@ import pytest
 import torch
 from commands import corefed
 
-from corefed.base import machine
-from corefed.training import threads
+from corefed.base import machine, threads
 from corefed_studies import pages
 from corefed_studies.bench import isolated, neighbours
 from corefed_studies.workers import workers

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, hessian
+from torch.func import grad, jacrev
 
 from corefed.base import rng
 from corefed.base.errors import UserError
@@ -166,7 +166,7 @@ class _Model(NamedTuple):
                 v, g, h = own(at, x, y)
             else:
                 f = self._sum(x, y)
-                v, g, h = f(at), grad(f)(at), hessian(f)(at)
+                v, g, h = f(at), grad(f)(at), _hessian(f)(at)
             total -= scale * v.double().cpu()
             slope -= scale * g.double().cpu()
             curvature -= scale * h.double().cpu()
@@ -189,7 +189,7 @@ class _Model(NamedTuple):
             v, g, h = own(theta)
         else:
             prior = self._prior()
-            v, g, h = prior(theta), grad(prior)(theta), hessian(prior)(theta)
+            v, g, h = prior(theta), grad(prior)(theta), _hessian(prior)(theta)
         return v.double(), g.double(), h.double()
 
     def value(self, theta: Tensor, points: Batch, scale: float) -> float:
@@ -311,3 +311,9 @@ def _chunks(points: Batch, size: int) -> list[Batch]:
 def _moved(points: Batch, device: torch.device) -> Batch:
     x, y = (sources.tree(lambda t: t.to(device), part) for part in points)
     return x, y
+
+
+def _hessian(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """In reverse mode twice: all threads of a process share the levels of forward mode."""
+    curvature: Callable[[Tensor], Tensor] = jacrev(grad(f))
+    return curvature

@@ -15,15 +15,13 @@ called twice at once (it swaps parameters of a module) is found out: see `pool.p
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError
+from corefed.base.threads import map_parts
 from corefed.coreset import sources
 from corefed.coreset.draws import Draws
 from corefed.coreset.passes import Check, DataPass, Progress
@@ -34,9 +32,6 @@ SCORED = 64
 BLOCK = 1 << 20
 """Numbers of a block of log-likelihoods, 4 MiB, on a CPU; a GPU has memory for larger ones."""
 BLOCK_GPU = 1 << 26
-
-Part = TypeVar("Part")
-Result = TypeVar("Result")
 
 
 class Scan(NamedTuple):
@@ -73,7 +68,7 @@ def scan(work: DataPass, fitted: Draws, fresh: Draws, threads: int, show: Progre
         with torch.no_grad():  # a setting of each thread
             return _sums(work, fitted, fresh, first, *chunk)
 
-    for found in side_by_side(sums, work.chunks(), threads):
+    for found in map_parts(sums, work.chunks(), threads):
         y += found.fitted
         check += found.fresh
         squares += found.squares
@@ -96,33 +91,6 @@ def scores(work: DataPass, fitted: Draws, points: Batch) -> Tensor:
     first = min(SCORED, fitted.number)
     log_p = work.log_p(fitted._replace(number=first), points)
     return _norm((log_p - log_p.mean(-1, keepdim=True)).mT)
-
-
-def side_by_side(
-    function: Callable[[Part], Result], parts: Iterable[Part], threads: int
-) -> Iterator[Result]:
-    """`function` of each part, in order. Few parts are read ahead: a stream need not fit in memory.
-
-    Operations have one thread meanwhile, in the threads of this pool and in the process: products
-    of matrices go by the process's number.
-    """
-    if threads <= 1:
-        yield from map(function, parts)
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    pool = ThreadPoolExecutor(threads, "corefed-scan", initializer=lambda: torch.set_num_threads(1))
-    try:
-        waiting: deque[Future[Result]] = deque()
-        for part in parts:
-            waiting.append(pool.submit(function, part))
-            if len(waiting) > 2 * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)
 
 
 def _sums(

@@ -1,8 +1,7 @@
 """Checks of a user's module with one tiny batch, before anything is trained.
 
 The output for a point may depend on theta and that point only: not on other points of the batch,
-not on chance, not on earlier calls. All clients and draws go through `torch.func.vmap`, so no
-tensor may be changed in place, and no `if` may read a tensor's values.
+not on chance, not on earlier calls.
 """
 
 from __future__ import annotations
@@ -178,43 +177,22 @@ def refuse_probabilities(module: nn.Module, point: Point) -> None:
         )
 
 
-def refuse_unstackable(model: Model, point: Point, output: Output) -> None:
+def refuse_detached(model: Model, point: Point, output: Output) -> None:
     """One pass forward and back of two clients with two draws each."""
     mu = model.init(torch.Generator(), 1.0)
     theta = mu.expand(2, 2, -1).clone().requires_grad_()
-    x = point.batch.expand(2, -1, *point.shape)
+    found = model.forward(theta, point.batch.expand(2, -1, *point.shape))
+    if not found.requires_grad:
+        raise UserError(f"The output of the model {point.name} depends on no parameter.")
     try:
-        stacked = model.forward(theta, x)
-        if not stacked.requires_grad:
-            raise UserError(f"The output of the model {point.name} depends on no parameter.")
-        torch.autograd.grad(stacked.sum(), theta)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(_reason(point.name, error)) from error
-    if not _close(stacked.detach(), output.value.expand_as(stacked)):
+        torch.autograd.grad(found.sum(), theta)
+    except RuntimeError as error:
+        raise UserError(f"The model {point.name} has no gradient: {line(error)}.") from error
+    if not _close(found.detach(), output.value.expand_as(found)):
         raise UserError(
             f"The model {point.name} gives another output when its parameters are handed to it; "
             "it may keep copies of them."
         )
-
-
-def _reason(name: str, error: Exception) -> str:
-    """An error of `vmap`, in words that help."""
-    text = str(error)
-    if "data-dependent control flow" in text or ".item()" in text:
-        return (
-            f"The model {name} looks into a tensor to decide (if, while, .item()), and clients "
-            "are trained side by side; use torch.where or a mask."
-        )
-    if any(words in text for words in ("inplace", "in-place", "match the broadcast shape")):
-        return (
-            f"The model {name} writes to a tensor in place, and clients are trained side by side; "
-            "make a new tensor, as x = x + y does in place of x += y."
-        )
-    if "random operation" in text:
-        return f"The model {name} draws random numbers; a posterior takes the place of that."
-    return f"The model {name} cannot be trained for many clients at once by vmap: {line(error)}."
 
 
 def line(error: BaseException, most: int = 200) -> str:

@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from corefed.base.errors import UserError
+from corefed.models import network
 from corefed.models.likelihood import Likelihood
 from corefed.models.network import Forward, Head, Model, mlp, scale_for
 
@@ -47,13 +48,9 @@ FIVE_BY_FIVE = 16
 STD = 0.1
 """The initial_std that stands for He's initial weights, N(0, 2 / fan-in)."""
 
-ONE_BY_ONE = frozenset({"cpu"})
-"""Types of device on which networks take turns."""
-
-BLOCK_ONE, BLOCK_ALL = 1 << 23, 1 << 29
-"""Numbers that a pass without gradients keeps at once. One network: 32 MiB (on a CPU 8 MiB took 1.2
-times as long, 512 MiB 1.7 times). All networks of a grouped convolution: 2 GiB (on an H200 512 MiB
-took twice as long, 8 GiB were no faster)."""
+BLOCK_ALL = 1 << 29
+"""Numbers that a pass without gradients keeps at once of all networks of a grouped convolution:
+2 GiB (on an H200 512 MiB took twice as long, 8 GiB were no faster)."""
 
 
 class Layer(NamedTuple):
@@ -140,9 +137,9 @@ def cnn(
         """The convolutions and what follows them, in blocks of points without gradients."""
         *parts, rest = theta.split([*lengths, top.size], -1)
         rest = rest.flatten(0, 1).unsqueeze(1)  # to the MLP a draw is a client
-        in_turn = theta.device.type in ONE_BY_ONE
+        in_turn = theta.device.type in network.IN_TURN
         way = one_by_one if in_turn else grouped
-        most = BLOCK_ONE if in_turn else BLOCK_ALL // math.prod(theta.shape[:2])
+        most = network.BLOCK_ONE if in_turn else BLOCK_ALL // math.prod(theta.shape[:2])
         size = x.shape[1] if theta.requires_grad else max(1, most // activation)
         blocks = x.reshape(*x.shape[:2], *shape).split(size, 1)
         output = torch.cat([follow(rest, way(layers, parts, block)) for block in blocks], 2)
@@ -195,9 +192,9 @@ def one_by_one(layers: Sequence[Layer], parts: Sequence[Tensor], images: Tensor)
     [C K, n, flat]."""
     outputs = []
     draws = parts[0].shape[1]
-    for place, network in enumerate(zip(*(part.flatten(0, 1) for part in parts), strict=True)):
+    for place, own in enumerate(zip(*(part.flatten(0, 1) for part in parts), strict=True)):
         h = images[place // draws]
-        for layer, kernel, bias in zip(layers, network[::2], network[1::2], strict=True):
+        for layer, kernel, bias in zip(layers, own[::2], own[1::2], strict=True):
             h = _layer(layer, _channels_last(h), kernel, bias, 1)
         outputs.append(h.flatten(1))
     return torch.stack(outputs)

@@ -1,23 +1,26 @@
 """Networks as functions of one flat parameter vector, for many clients and draws at once.
 
 `Model.log_likelihood(theta [C, K, P], x [C, n, ...], y)` is all that the methods need. An MLP has
-its own batched forward pass; any other nn.Module without batch statistics goes through
-`torch.func.functional_call` under vmap. A test checks that both give the same numbers.
+its own batched forward pass. Any other nn.Module without batch statistics is called with the
+parameters of one network after the other on a CPU, and under vmap elsewhere. A call replaces a
+module's parameters for as long as it lasts, so every thread has a copy of the module.
 """
 
 from __future__ import annotations
 
+import copy
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from corefed.base.errors import UserError
 from corefed.models.checks import refuse_layers
@@ -31,8 +34,12 @@ USUAL = 100
 PIXELS, STANDARDISED = 0.1, 1.0
 """Mean square of an input: of pixels from 0 to 1 about (0.10 in MNIST), of standardised numbers."""
 
-BLOCK = 1 << 25
-"""Activations that a module keeps at once in a pass without gradients: 128 MiB."""
+IN_TURN = frozenset({"cpu"})
+"""Types of device on which networks take turns."""
+
+BLOCK, BLOCK_ONE = 1 << 25, 1 << 23
+"""Numbers that a pass without gradients keeps at once: all networks together 128 MiB, one in turn
+32 MiB (a CNN on a CPU took 1.2 times as long with 8 MiB, 1.7 times with 512 MiB)."""
 
 
 class Head(NamedTuple):
@@ -148,47 +155,79 @@ def mlp(widths: Sequence[int], likelihood: Likelihood, mean_square: float = PIXE
 
 
 def from_module(
-    module: nn.Module, likelihood: Likelihood, *, last: str = "", activation: int = 0
+    module: nn.Module,
+    likelihood: Likelihood,
+    *,
+    last: str = "",
+    activation: int = 0,
+    example: Tensor | None = None,
 ) -> Model:
     """Any module without batch statistics. mu starts at the module's own weights.
 
     Buffers, and parameters that need no gradient, never change. `last` names the nn.Linear whose
     output is the module's, if there is one: its input is the features of the head. `activation`,
     the numbers kept per point for back-propagation, bounds the blocks of a pass without gradients.
+    On `example`, a few points, what a module may not allow is tried: images with their channels
+    last in memory, and vmap.
     """
     refuse_layers(module)
     named = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
     frozen |= {name: b.detach() for name, b in module.named_buffers()}
+    aliases = _aliases(module)
     lengths = [p.numel() for p in named.values()]
     offset = sum(lengths)
+    copies = Copies(module)
 
-    def call(theta: Tensor, x: Tensor) -> Tensor:
-        parts = theta.split([*lengths, likelihood.extra])
+    def call(parts: Sequence[Tensor], x: Tensor) -> Tensor:
         parameters = {
             name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=False)
         }
-        fixed = {name: b.to(theta.device) for name, b in frozen.items()}
-        with plain_attention():
-            output: Tensor = functional_call(module, {**parameters, **fixed}, (x,))
+        parameters |= {other: parameters[name] for other, name in aliases.items()}
+        if parts[0].device.type != "cpu":
+            parameters |= {name: b.to(parts[0].device) for name, b in frozen.items()}
+        output: Tensor = functional_call(copies.module, parameters, (x,), tie_weights=False)
         return output
 
-    def call_to_head(theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def call_to_head(parts: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         inputs: list[Tensor] = []
-        hook = module.get_submodule(last).register_forward_pre_hook(
+        hook = copies.module.get_submodule(last).register_forward_pre_hook(
             lambda layer, arguments: inputs.append(arguments[0])
         )
         try:
-            output = call(theta, x)
+            output = call(parts, x)
         finally:
             hook.remove()
         return inputs[0], output
 
-    def call_features(theta: Tensor, x: Tensor) -> Tensor:
-        return call_to_head(theta, x)[0]
+    def call_features(parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        return call_to_head(parts, x)[0]
 
-    def call_both(theta: Tensor, x: Tensor) -> Tensor:
-        return torch.cat(call_to_head(theta, x), -1)
+    def call_both(parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        return torch.cat(call_to_head(parts, x), -1)
+
+    sizes = (*lengths, likelihood.extra)
+    images = False
+    if example is not None and example.dim() == 4 and _convolves(module):
+        points = channels_last(example)
+        images = _works(lambda: call([*named.values()], points))
+
+    @cache
+    def stackable() -> bool:
+        mu = torch.cat([*(p.reshape(-1) for p in named.values()), torch.zeros(likelihood.extra)])
+        return example is None or _works(lambda: _try_vmap(_stacked(call, sizes), mu, example))
+
+    def all_networks(one: Call) -> Forward:
+        in_turn = _in_turn(one, sizes, activation, images=images)
+        stacked = _in_blocks(_stacked(one, sizes), activation)
+
+        def through(theta: Tensor, x: Tensor) -> Tensor:
+            if theta.device.type in IN_TURN or not stackable():
+                return in_turn(theta, x)
+            with PlainAttention():
+                return stacked(theta, x)
+
+        return through
 
     head = None
     if last:
@@ -198,8 +237,7 @@ def from_module(
         bias = slice(weight.stop, weight.stop + likelihood.outputs)
         width = named[f"{last}.weight"].shape[1]
         head = Head(
-            _in_blocks(_stacked(call_features), activation), width, weight, bias,
-            _in_blocks(_stacked(call_both), activation),
+            all_networks(call_features), width, weight, bias, all_networks(call_both)
         )  # fmt: skip
 
     def init(g: torch.Generator, std: float) -> Tensor:
@@ -208,7 +246,7 @@ def from_module(
     return Model(
         size=offset + likelihood.extra,
         outputs=likelihood.outputs,
-        forward=_in_blocks(_stacked(call), activation),
+        forward=all_networks(call),
         init=init,
         likelihood=likelihood,
         head=head,
@@ -252,23 +290,113 @@ def _inputs(parameters: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
         yield p.numel(), inputs
 
 
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Attention in plain operations: its fused kernels have no derivative, or no rule for vmap."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+class Copies(threading.local):
+    """A module of its own for each thread that asks, copied from one that nobody calls."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = copy.deepcopy(module)
 
 
-def _stacked(call: Forward) -> Forward:
-    """From theta [P] and x [n, ...] to theta [C, K, P] and x [C, n, ...]."""
-    over_draws = vmap(call, in_dims=(0, None), randomness="error")
+def _aliases(module: nn.Module) -> dict[str, str]:
+    """Other names of trained parameters that are used twice, each with the first name."""
+    first = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: first[id(p)] for name, p in every if first.get(id(p), name) != name}
+
+
+class PlainAttention(TorchFunctionMode):
+    """Attention in plain operations, in this thread: its fused kernels have no second derivative
+    and no rule for vmap, and torch takes none of them while such a mode is on."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        plain = _attention if func is F.scaled_dot_product_attention else func
+        return plain(*args, **(kwargs or {}))
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(query key^T / sqrt(width) + mask) value."""
+    if enable_gqa:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = (each.repeat_interleave(times, -3) for each in (key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return F.dropout(scores.softmax(-1), dropout_p, training=dropout_p > 0) @ value
+
+
+Call = Callable[[Sequence[Tensor], Tensor], Tensor]
+"""(parameters [size] each, x [n, ...]) -> [n, outputs], of one network."""
+
+
+def _in_turn(call: Call, sizes: Sequence[int], activation: int, *, images: bool) -> Forward:
+    """Of one network after the other: theta [C, K, P], x [C, n, ...] -> [C, K, n, outputs]."""
+
+    def through(theta: Tensor, x: Tensor) -> Tensor:
+        draws = theta.shape[1]
+        bounded = activation > 0 and not theta.requires_grad
+        most = max(1, BLOCK_ONE // activation if bounded else x.shape[1])
+        blocks = [(channels_last(own) if images else own).split(most) for own in x]
+        # One split of all networks, whose backward pass is one concatenation.
+        parts = theta.flatten().split([*sizes] * theta.shape[:2].numel())
+        outputs = []
+        for place in range(0, len(parts), len(sizes)):
+            mine = parts[place : place + len(sizes)]
+            found = [call(mine, block) for block in blocks[place // len(sizes) // draws]]
+            outputs.append(torch.cat(found) if len(found) > 1 else found[0])
+        whole: Tensor = torch.stack(outputs).unflatten(0, theta.shape[:2])
+        return whole
+
+    return through
+
+
+def _stacked(call: Call, sizes: Sequence[int]) -> Forward:
+    """The same of all networks at once."""
+
+    def one(theta: Tensor, x: Tensor) -> Tensor:
+        return call(theta.split([*sizes]), x)
+
+    over_draws = vmap(one, in_dims=(0, None), randomness="error")
     over_clients: Forward = vmap(over_draws, in_dims=(0, 0), randomness="error")
     return over_clients
+
+
+def _try_vmap(stacked: Forward, theta: Tensor, x: Tensor) -> None:
+    """One pass forward and back of two clients with two draws each."""
+    theta = theta.expand(2, 2, -1).clone().requires_grad_()
+    torch.autograd.grad(stacked(theta, x.expand(2, *x.shape)).sum(), theta)
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """The same values [n, channels, height, width], channels side by side in memory."""
+    return images.to(memory_format=torch.channels_last)
+
+
+def _convolves(module: nn.Module) -> bool:
+    kinds = nn.Conv2d | nn.ConvTranspose2d
+    return any(isinstance(layer, kinds) for layer in module.modules())
+
+
+def _works(trial: Callable[[], object]) -> bool:
+    try:
+        trial()
+    except Exception:  # of any kind: the module is the user's, and worked without
+        return False
+    return True
 
 
 def _in_blocks(forward: Forward, activation: int) -> Forward:

@@ -19,11 +19,13 @@ it, on the command line or in Python (`named`), and never because a file does.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import math
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,9 +40,9 @@ from corefed.models.checks import (
     Point,
     drops_out,
     line,
+    refuse_detached,
     refuse_layers,
     refuse_probabilities,
-    refuse_unstackable,
     try_module,
 )
 from corefed.models.likelihood import Categorical, Likelihood
@@ -54,6 +56,9 @@ COPIES = 8 * 2 * 4
 
 HE = 6**0.5
 """From the size of torch's initial weights, 1 / sqrt(3 inputs), to He's, sqrt(2 / inputs)."""
+
+MAKING = threading.Lock()
+"""Layers draw their weights from the process's one generator: one network is made at a time."""
 
 BUILT_IN = ("auto", "mlp", "cnn", *cnn.PUBLISHED, resnet.NAME, *SERIES)
 """Values of the setting `model` that are not the user's own code."""
@@ -84,8 +89,10 @@ def build(
     if isinstance(likelihood, Categorical):
         refuse_probabilities(module, point)
     _refuse_large(name, size, output.activation * batch, memory_mb)
-    model = network.from_module(module, likelihood, last=output.last, activation=output.activation)
-    refuse_unstackable(model, point, output)
+    model = network.from_module(
+        module, likelihood, last=output.last, activation=output.activation, example=point.batch
+    )
+    refuse_detached(model, point, output)
 
     def init(g: torch.Generator, std: float) -> Tensor:
         seed = int(torch.randint(1 << 62, (), generator=g, device=g.device))
@@ -183,9 +190,12 @@ def _working_folder_first() -> Iterator[None]:
 
 
 def make_module(factory: Factory, point: Point, seed: int) -> nn.Module:
-    """A module in float32 and evaluation mode, its weights drawn with `seed`."""
+    """A module in float32 and evaluation mode, its weights drawn with `seed`.
+
+    It is a copy: a factory may give the same module to several runs.
+    """
     arguments = _arguments(factory, point)
-    with _working_folder_first(), torch.random.fork_rng(devices=[]):
+    with MAKING, _working_folder_first(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
             module = factory(**arguments)
@@ -195,6 +205,12 @@ def make_module(factory: Factory, point: Point, seed: int) -> nn.Module:
             raise UserError(
                 f"The model {point.name} made a {type(module).__name__} value, not an nn.Module."
             )
+        try:
+            module = copy.deepcopy(module)
+        except Exception as error:
+            raise UserError(
+                f"The model {point.name} cannot be copied for each thread: {line(error)}."
+            ) from error
         if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
             point.call(module.eval(), torch.zeros(2, *point.shape))  # lazy layers learn their size
     for name, parameter in module.named_parameters():

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from corefed.base.errors import UserError
-from corefed.models import cnn
+from corefed.models import cnn, network
 from corefed.models.likelihood import Likelihood
 from corefed.models.network import Forward, Head, Model, mlp, scale_for
 
@@ -97,9 +97,9 @@ def resnet(shape: tuple[int, int, int], channels: Sequence[int], likelihood: Lik
         """All below the linear layer and what follows, in blocks of points without gradients."""
         *tensors, rest = theta.split([*lengths, top.size], -1)
         rest = rest.flatten(0, 1).unsqueeze(1)  # to the linear layer a draw is a client
-        in_turn = theta.device.type in cnn.ONE_BY_ONE
+        in_turn = theta.device.type in network.IN_TURN
         way = one_by_one if in_turn else grouped
-        most = cnn.BLOCK_ONE if in_turn else cnn.BLOCK_ALL // math.prod(theta.shape[:2])
+        most = network.BLOCK_ONE if in_turn else cnn.BLOCK_ALL // math.prod(theta.shape[:2])
         size = x.shape[1] if theta.requires_grad else max(1, most // activation)
         some = x.reshape(*x.shape[:2], *shape).split(size, 1)
         output = torch.cat([follow(rest, way(blocks, parts, tensors, block)) for block in some], 2)
@@ -178,8 +178,8 @@ def one_by_one(
     [C K, n, width]."""
     draws = tensors[0].shape[1]
     outputs = []
-    for place, network in enumerate(zip(*(each.flatten(0, 1) for each in tensors), strict=True)):
-        own = [each.view(part.shape) for each, part in zip(network, parts, strict=True)]
+    for place, tensor in enumerate(zip(*(each.flatten(0, 1) for each in tensors), strict=True)):
+        own = [each.view(part.shape) for each, part in zip(tensor, parts, strict=True)]
         # Channels first in memory: group norm has no forward derivative for another order.
         outputs.append(_network(blocks, own, images[place // draws], 1, 1))
     return torch.stack(outputs)

@@ -17,23 +17,27 @@ projection Omega with N(0, 1/s) entries keeps s of them in expectation: row r ne
 u = H^{-1} F^{1/2} omega_r, by conjugate gradients on Gauss-Newton products, and one
 Jacobian-vector product of all n losses. A learnt noise of the likelihood enters H only through its
 KL part. `diagonal=True` replaces H by an estimate of its diagonal: cheap, but much less accurate.
+
+A Jacobian-vector product is taken in reverse mode twice: J^T c is linear in c, and its derivative
+in c along u is J u. Forward mode has levels that all threads of a process share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch.func import grad, jvp, vjp, vmap
 
 from corefed.base.rng import Streams
 from corefed.base.types import ClientData
 from corefed.bayes import gaussian
-from corefed.models.network import Model
+from corefed.models.network import Model, PlainAttention
 
 BLOCK = 1 << 27
-"""Most activations of all clients, draws and sketch rows in memory at once: 512 MiB."""
+"""Most activations of all clients and draws in memory at once: 512 MiB."""
+
+Linear = Callable[[Tensor], Tensor]
 
 
 def kl_rows(
@@ -56,52 +60,65 @@ def kl_rows(
     """
     v_w, v_q, v_z = _mu_sigma(q_w), _mu_sigma(q), _mu_sigma(z)
     root_fisher = torch.stack([v_q[:, 1].reciprocal(), 2**0.5 / v_q[:, 1]], 1)
-    blocks = _blocks(model, data, w, sketch.shape[1] * noise.shape[:2].numel())
-
-    def theta(v: Tensor) -> Tensor:
-        return v[:, 0].unsqueeze(1) + v[:, 1].unsqueeze(1) * noise
-
     prior = _kl_curvature(v_w, v_z) * zeta
-    fixed = theta(v_w)
+    blocks = _blocks(model, data, w, noise.shape[:2].numel())
+    with torch.enable_grad(), PlainAttention():
+        v = v_w.detach().requires_grad_()
+        theta = v[:, 0].unsqueeze(1) + v[:, 1].unsqueeze(1) * noise
+        curvatures = _each(blocks, lambda block: _likelihood_curvature(model, v, theta, block))
 
-    def likelihood_curvature(u: Tensor, block: ClientData) -> Tensor:
-        def network(v: Tensor) -> Tensor:
-            return model.forward(theta(v), block.x)
+        def curvature(us: Tensor) -> Tensor:  # H u of every row u [s, C, 2, P]
+            parts = [torch.stack([apply(u) for u in us]) for apply in curvatures()]
+            return prior * us + sum(parts)
 
-        def negative_log_p(output: Tensor) -> Tensor:
-            return -model.likelihood.log_prob(fixed, output, block.y.unsqueeze(1)).sum()
-
-        output, pull = vjp(network, v_w)[:2]
-        change = jvp(network, (v_w,), (u,))[1]
-        slope = jvp(grad(negative_log_p), (output,), (change,))[1]
-        per_point = (block.weight / noise.shape[1]).unsqueeze(1).unsqueeze(-1)
-        back: Tensor = pull(slope * per_point)[0]
-        return back
-
-    def curvature(u: Tensor) -> Tensor:  # H u
-        total = prior * u
+        omega = sketch.movedim(1, 0)  # [s, C, 2, P]
+        if diagonal:
+            us = root_fisher * omega / _diagonal(curvature, prior, omega)
+        else:
+            us = _conjugate_gradients(curvature, prior, root_fisher * omega, iterations)
+        changes = []
         for block in blocks:
-            total = total + likelihood_curvature(u, block)
-        return total
-
-    def change_of_losses(u: Tensor, block: ClientData) -> Tensor:  # of each point along u: [C, b]
-        def losses(v: Tensor) -> Tensor:
-            return -model.log_likelihood(theta(v), block.x, block.y).mean(1)
-
-        change: Tensor = jvp(losses, (v_w,), (u,))[1]
-        return change
-
-    # All s right-hand sides at once: they share every forward pass of the network.
-    omega = sketch.movedim(1, 0)  # [s, C, 2, P]
-    if diagonal:
-        u = root_fisher * omega / _diagonal(vmap(curvature), prior, omega)
-    else:
-        u = _conjugate_gradients(vmap(curvature), prior, root_fisher * omega, iterations)
-    parts = [vmap(lambda one, block=block: change_of_losses(one, block))(u) for block in blocks]
-    rows = -(2**-0.5) * torch.cat(parts, -1) * (data.weight > 0)  # [s, C, n]
+            losses = -model.log_likelihood(theta, block.x, block.y).mean(1)  # [C, b]
+            along = _push(losses, v)
+            changes.append(torch.stack([along(u) for u in us]))
+    rows = -(2**-0.5) * torch.cat(changes, -1) * (data.weight > 0)  # [s, C, n]
     gap = (omega * root_fisher * (v_w - v_q)).sum((-2, -1))
     offsets = (rows * w).sum(-1) - 2**-0.5 * gap
     return rows.movedim(0, 1), offsets.movedim(0, 1)
+
+
+def _likelihood_curvature(model: Model, v: Tensor, theta: Tensor, block: ClientData) -> Linear:
+    """u -> the weighted likelihood's part of H u, by Gauss and Newton."""
+    output = model.forward(theta, block.x)
+    push = _push(output, v)
+    free = output.detach().requires_grad_()
+    log_p = model.likelihood.log_prob(theta.detach(), free, block.y.unsqueeze(1))
+    (slope,) = torch.autograd.grad(-log_p.sum(), free, create_graph=True)
+    per_point = (block.weight / theta.shape[1]).unsqueeze(1).unsqueeze(-1)
+
+    def apply(u: Tensor) -> Tensor:
+        (bent,) = torch.autograd.grad(slope, free, push(u), retain_graph=True)  # symmetric
+        (back,) = torch.autograd.grad(output, v, bent * per_point, retain_graph=True)
+        return back
+
+    return apply
+
+
+def _push(output: Tensor, v: Tensor) -> Linear:
+    """u -> the change of the output along u."""
+    c = torch.zeros_like(output, requires_grad=True)
+    (pulled,) = torch.autograd.grad(output, v, c, create_graph=True)
+    return lambda u: torch.autograd.grad(pulled, c, u, retain_graph=True)[0]
+
+
+def _each(
+    blocks: list[ClientData], linear: Callable[[ClientData], Linear]
+) -> Callable[[], Iterator[Linear]]:
+    """The linear maps of all blocks: that of a single block is kept, others are made each time."""
+    if len(blocks) > 1:
+        return lambda: map(linear, blocks)
+    kept = [*map(linear, blocks)]
+    return lambda: iter(kept)
 
 
 def kl_term(

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from corefed.base import threads
 from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData, Method, Tree, Update, Work
-from corefed.training import client_side, storing, threads
+from corefed.training import client_side, storing
 from corefed.training.compiled import Steps
 from corefed.training.devices import Devices
 from corefed.training.store import OnDevice, Store
@@ -104,7 +105,7 @@ class LocalClients:
         chunks = [order[first : first + size] for first in range(0, len(rows), size)]
         if self.compiled is not None and len(rows) == len(self.who) and len(chunks) <= RECORDED:
             work = work._replace(replay=self.compiled.steps.replays)  # their data stay in place
-        parts = list(threads.map_parts(train, chunks, at_once))
+        parts = list(threads.map_parts(train, chunks, min(at_once, len(chunks))))
         message = {k: torch.cat([p.message[k] for p in parts]) for k in parts[0].message}
         loss, examples = torch.cat([p.loss for p in parts]), torch.cat([p.examples for p in parts])
         if self.devices is not None:  # back into the order of the cohorts

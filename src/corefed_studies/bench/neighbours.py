@@ -212,7 +212,7 @@ def one(way: str) -> dict[str, Any]:
     """Seconds of each round, and the number of threads, in this process."""
     import torch  # the process that starts others needs none of it
 
-    from corefed.training import threads
+    from corefed.base import threads
     from corefed_studies.bench.timed import make_clients, random_data
 
     if way != "corefed":

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError, install
-from corefed.models.network import plain_attention
+from corefed.models.network import PlainAttention
 from corefed.use.export.program import Predictive
 
 TOLERANCE = 1e-4
@@ -38,7 +38,7 @@ def converted(program: Predictive, example: Tensor) -> bytes:
         wanted = program(example)
     points = torch.export.Dim("points", min=1)
     try:
-        with plain_attention(), torch.no_grad(), _quiet():
+        with PlainAttention(), torch.no_grad(), _quiet():
             made = torch.onnx.export(
                 program, (example,), dynamo=True, dynamic_shapes={"x": {0: points}},
                 input_names=["x"], verbose=False,

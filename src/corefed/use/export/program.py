@@ -21,7 +21,7 @@ from corefed.bayes import uncertainty
 from corefed.bayes.temperature import temper_prediction
 from corefed.data.preparation import Preparation
 from corefed.models.likelihood import Likelihood
-from corefed.models.network import plain_attention
+from corefed.models.network import PlainAttention
 from corefed.use.export.encoder import encode, input_shape
 from corefed.use.export.network import ExportedNetwork
 
@@ -95,7 +95,7 @@ def compiled(program: Predictive) -> bytes:
     x = torch.zeros(2, *input_shape(preparation), dtype=dtype_of(preparation))
     points = torch.export.Dim("points", min=1)
     try:
-        with plain_attention(), torch.no_grad():
+        with PlainAttention(), torch.no_grad():
             made = torch.export.export(program, (x,), dynamic_shapes={"x": {0: points}})
     except Exception as error:  # of many kinds; a user's network may raise anything
         words = str(error).strip().splitlines()[:1] or [type(error).__name__]
