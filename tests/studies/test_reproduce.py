@@ -103,6 +103,16 @@ def test_bench_measures_coresets(tmp_path, monkeypatch):
     assert all(row["ratio"] > 0 and row["refreshes per client"] >= 1 for row in rows)
 
 
+def test_bench_measures_an_own_network_beside_plain_torch(tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime, "STEPS", 1)
+    monkeypatch.setattr(runtime, "OWN_TURNS", 1)
+    threads = torch.get_num_threads()
+    bench.main("own", device="cpu", out=tmp_path)
+    (row,) = json.loads((tmp_path / "bench-own-cpu.json").read_text())
+    assert row["ratio"] > 0 and torch.get_num_threads() == threads
+    assert sum(p.numel() for p in runtime.own_cnn(10).parameters()) == row["weights"]
+
+
 @pytest.mark.parametrize("clients", [1, 4])
 def test_bench_trains_real_clients(clients):
     data = timed.random_data(clients, 20)

@@ -167,8 +167,8 @@ def from_module(
     Buffers, and parameters that need no gradient, never change. `last` names the nn.Linear whose
     output is the module's, if there is one: its input is the features of the head. `activation`,
     the numbers kept per point for back-propagation, bounds the blocks of a pass without gradients.
-    On `example`, a few points, what a module may not allow is tried: images with their channels
-    last in memory, and vmap.
+    On `example`, a few points, what a module may not allow is tried: channels last in memory, and
+    vmap.
     """
     refuse_layers(module)
     named = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
@@ -178,10 +178,13 @@ def from_module(
     lengths = [p.numel() for p in named.values()]
     offset = sum(lengths)
     copies = Copies(module)
+    images = example is not None and _convolves(module)
 
     def call(parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        last = images and parts[0].device.type in IN_TURN  # vmap takes no memory format
         parameters = {
-            name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=False)
+            name: _channels_last(part.view(p.shape)) if last else part.view(p.shape)
+            for (name, p), part in zip(named.items(), parts, strict=False)
         }
         parameters |= {other: parameters[name] for other, name in aliases.items()}
         if parts[0].device.type != "cpu":
@@ -207,10 +210,8 @@ def from_module(
         return torch.cat(call_to_head(parts, x), -1)
 
     sizes = (*lengths, likelihood.extra)
-    images = False
-    if example is not None and example.dim() == 4 and _convolves(module):
-        points = channels_last(example)
-        images = _works(lambda: call([*named.values()], points))
+    points = torch.zeros(0) if example is None else example
+    images = images and _works(lambda: call([*named.values()], points))
 
     @cache
     def stackable() -> bool:
@@ -218,7 +219,7 @@ def from_module(
         return example is None or _works(lambda: _try_vmap(_stacked(call, sizes), mu, example))
 
     def all_networks(one: Call) -> Forward:
-        in_turn = _in_turn(one, sizes, activation, images=images)
+        in_turn = _in_turn(one, sizes, activation)
         stacked = _in_blocks(_stacked(one, sizes), activation)
 
         def through(theta: Tensor, x: Tensor) -> Tensor:
@@ -343,14 +344,14 @@ Call = Callable[[Sequence[Tensor], Tensor], Tensor]
 """(parameters [size] each, x [n, ...]) -> [n, outputs], of one network."""
 
 
-def _in_turn(call: Call, sizes: Sequence[int], activation: int, *, images: bool) -> Forward:
+def _in_turn(call: Call, sizes: Sequence[int], activation: int) -> Forward:
     """Of one network after the other: theta [C, K, P], x [C, n, ...] -> [C, K, n, outputs]."""
 
     def through(theta: Tensor, x: Tensor) -> Tensor:
         draws = theta.shape[1]
         bounded = activation > 0 and not theta.requires_grad
         most = max(1, BLOCK_ONE // activation if bounded else x.shape[1])
-        blocks = [(channels_last(own) if images else own).split(most) for own in x]
+        blocks = [own.split(most) for own in x]
         # One split of all networks, whose backward pass is one concatenation.
         parts = theta.flatten().split([*sizes] * theta.shape[:2].numel())
         outputs = []
@@ -381,9 +382,9 @@ def _try_vmap(stacked: Forward, theta: Tensor, x: Tensor) -> None:
     torch.autograd.grad(stacked(theta, x.expand(2, *x.shape)).sum(), theta)
 
 
-def channels_last(images: Tensor) -> Tensor:
-    """The same values [n, channels, height, width], channels side by side in memory."""
-    return images.to(memory_format=torch.channels_last)
+def _channels_last(p: Tensor) -> Tensor:
+    """A kernel with its channels side by side in memory: a convolution lays out images alike."""
+    return p.to(memory_format=torch.channels_last) if p.dim() == 4 else p
 
 
 def _convolves(module: nn.Module) -> bool:

@@ -31,6 +31,7 @@ NAMES = {
     "optimizers": Benchmark(
         "runtime", "optimizers", "what a posterior's step costs by Adam, SGD and IVON"
     ),
+    "own": Benchmark("runtime", "own", "a step of an own CNN beside the same in plain torch"),
     "engine": Benchmark(
         "engine", "main",
         "rounds by runtime, whole runs and very many clients; paper is minutes",

@@ -7,6 +7,8 @@ Machines are noisy, ratios within one run are less so.
               (autograd, torch.optim)
     coreset   a round of coreset-pfedbayes, with its share of the selections, against full data
     optimizers  a posterior's steps by IVON against those by Adam or SGD, and with some layers only
+    own       FedAvg of one client with an own CNN of 582,026 weights, 10 images a step, against
+              plain torch with the same memory format, on one thread
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
+from corefed.base.errors import UserError
 from corefed.base.types import ClientData, Work
 from corefed.bayes import elbo, gaussian
 from corefed.bayes.batches import batches, noises
@@ -25,7 +30,10 @@ from corefed.data.clients import FederatedData
 from corefed.methods import pfedbayes
 from corefed.models import network
 from corefed.models.likelihood import Categorical
+from corefed.settings.config import resolve
+from corefed.settings.run import MEMORY
 from corefed.training.loop import peak_memory_mb
+from corefed.training.setup import prepare
 from corefed_studies.bench import timed
 from corefed_studies.bench.neighbours import ratio
 from corefed_studies.bench.timed import TimedClients, make_clients, random_data
@@ -143,6 +151,51 @@ def optimizers(device: torch.device) -> list[dict[str, Any]]:
             for name, each in found.items()
         ]
     return rows
+
+
+STEPS, OWN_TURNS, OWN_RATE = 30, 20, 0.01
+
+
+def own_cnn(outputs: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(-1, (1, 28, 28)), nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, outputs),
+    )  # fmt: skip
+
+
+def own(device: torch.device) -> list[dict[str, Any]]:
+    """Seconds per step, and the median over turns of their ratio; threads are set back."""
+    if device.type != "cpu":
+        raise UserError("bench own compares steps on a CPU; leave --device out.")
+    data, threads = random_data(1, 200), torch.get_num_threads()
+    flags = {
+        "data": MEMORY, "clients": 1, "device": "cpu", "method": "fedavg", "local_steps": STEPS,
+        "batch_size": 10, "learning_rate": OWN_RATE, "model": "bench:own_cnn",
+    }  # fmt: skip
+    ours = TimedClients(prepare(resolve(None, flags), data, factory=own_cnn))
+    x, y = data.train.x[0], data.train.y[0]
+    module = own_cnn(10)
+    for p in module.parameters():
+        p.data = p.data.to(memory_format=torch.channels_last) if p.dim() == 4 else p.data
+    optimizer = torch.optim.SGD(module.parameters(), lr=OWN_RATE)
+
+    def plain() -> None:
+        for _ in range(STEPS):
+            at = torch.randint(len(x), (10,))
+            optimizer.zero_grad()
+            F.cross_entropy(module(x[at]), y[at]).backward()
+            optimizer.step()
+
+    torch.set_num_threads(1)
+    try:
+        works: dict[str, timed.Timed] = {"corefed": ours.train, "plain torch": plain}
+        timed.in_turn(works, device, 1)  # warm up
+        found = timed.in_turn(works, device, OWN_TURNS)
+    finally:
+        torch.set_num_threads(threads)
+    each = {f"{name} ms/step": 1e3 * statistics.median(v) / STEPS for name, v in found.items()}
+    return [{"weights": 582_026, **each, "ratio": ratio(found["corefed"], found["plain torch"])}]
 
 
 def beside_full(
