@@ -24,7 +24,7 @@ from corefed.federation.protocol import Task
 from corefed.federation.rules import Rules
 from corefed.models import network, own
 from corefed.models.likelihood import Categorical, Gaussian
-from corefed.models.network import Model, mlp
+from corefed.models.network import Model, PlainAttention, mlp
 from corefed.selectors.potentials import draw
 from corefed.settings import config
 from corefed.training import fitted, record
@@ -736,3 +736,35 @@ def test_weights_of_torchs_default_size_start_at_hes() -> None:
     for (name, p), part in zip(made.named_parameters(), parts, strict=True):
         factor = 6**0.5 if name in ("drawn.weight", "last.weight") else 1.0
         torch.testing.assert_close(part, factor * p.detach().reshape(-1), msg=name)
+
+
+# Attention
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "boolean", "added", "grouped"])
+def test_attention_in_plain_operations(mask: str) -> None:
+    """As torch's kernels have it, and with the second derivative that they have not."""
+    heads = 2 if mask == "grouped" else 4
+    q, k, v = normal(3, 4, 6, 8), normal(3, heads, 5, 8, seed=1), normal(3, heads, 5, 8, seed=2)
+    given: dict[str, Any] = {
+        "none": {}, "causal": {"is_causal": True}, "grouped": {"enable_gqa": True, "scale": 0.3},
+        "boolean": {"attn_mask": normal(6, 5, seed=3) > -1},
+        "added": {"attn_mask": normal(3, 1, 6, 5, seed=3)},
+    }[mask]  # fmt: skip
+    wanted = nn.functional.scaled_dot_product_attention(q, k, v, **given)
+    with PlainAttention():
+        found = nn.functional.scaled_dot_product_attention(q.requires_grad_(), k, v, **given)
+    torch.testing.assert_close(found, wanted)
+    (slope,) = torch.autograd.grad(found.square().sum(), q, create_graph=True)
+    torch.autograd.grad(slope.square().sum(), q)
+
+
+def test_attention_layers_have_second_derivatives(nets: Path) -> None:
+    model = build("own_nets:Attention")
+    theta, x = normal(1, 1, model.size).requires_grad_(), normal(1, 6, 4, seed=1)
+    wanted = model.forward(theta, x)
+    with PlainAttention():
+        found = model.forward(theta, x)
+    torch.testing.assert_close(found, wanted)
+    (slope,) = torch.autograd.grad(found.square().sum(), theta, create_graph=True)
+    torch.autograd.grad(slope.square().sum(), theta)

@@ -312,8 +312,11 @@ class PlainAttention(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
+            return func(*args, **{**kwargs, "need_weights": True})[0], None  # in plain operations
         plain = _attention if func is F.scaled_dot_product_attention else func
-        return plain(*args, **(kwargs or {}))
+        return plain(*args, **kwargs)
 
 
 def _attention(
