@@ -12,6 +12,7 @@ import pytest
 import torch
 from commands import SMALL, corefed
 from federation_calls import Call
+from method_rows import cuda, proper_float32
 from torch import Tensor, nn
 
 from corefed import Federation, train
@@ -199,14 +200,14 @@ class Item(Net):
 
 class Adds(Net):
     def hidden(self, x):
-        h = torch.zeros(len(x), 8)
+        h = x.new_zeros(len(x), 8)
         h += self.first(x)
         return h
 
 
 class Assigns(Net):
     def hidden(self, x):
-        h = torch.zeros(len(x), 8)
+        h = x.new_zeros(len(x), 8)
         h[:, :4] = self.first(x)[:, :4]
         return h
 
@@ -736,6 +737,35 @@ def test_weights_of_torchs_default_size_start_at_hes() -> None:
     for (name, p), part in zip(made.named_parameters(), parts, strict=True):
         factor = 6**0.5 if name in ("drawn.weight", "last.weight") else 1.0
         torch.testing.assert_close(part, factor * p.detach().reshape(-1), msg=name)
+
+
+# On a GPU
+
+
+@cuda
+@pytest.mark.parametrize("name", ["make", "Attention", "Item", "Adds", "Recurrent", "Shared"])
+def test_networks_on_cuda(nets: Path, name: str) -> None:
+    """As on a CPU; in turn where vmap does not take them; trained with recorded steps or not."""
+    model = build(f"own_nets:{name}")
+    theta, x = normal(2, 3, model.size), normal(2, 6, 4, seed=1)
+    found = []
+    with proper_float32():
+        for device in ("cpu", "cuda"):
+            at = theta.to(device).requires_grad_()
+            output = model.forward(at, x.to(device))
+            (slope,) = torch.autograd.grad(output.square().sum(), at)
+            found.append((output.detach().cpu(), slope.cpu()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    g = torch.Generator().manual_seed(0)
+    points = torch.rand(60, 4, generator=g).numpy(), torch.arange(60).numpy() % 3
+    for compile_ in ("off", "auto"):
+        federation = Federation(
+            method="pfedbayes", model=own.find(f"own_nets:{name}"), device="cuda", rounds=2,
+            local_steps=3, compile=compile_,
+        )  # fmt: skip
+        federation.fit(*points, groups=["a", "b"] * 30)
+        assert federation.personal["a"].predict_proba(points[0]).shape == (60, 3)
 
 
 # Attention

@@ -180,6 +180,10 @@ def from_module(
     copies = Copies(module)
     images = example is not None and _convolves(module)
 
+    @cache
+    def fixed(device: torch.device) -> dict[str, Tensor]:
+        return {name: value.to(device) for name, value in frozen.items()}
+
     def call(parts: Sequence[Tensor], x: Tensor) -> Tensor:
         last = images and parts[0].device.type in IN_TURN  # vmap takes no memory format
         parameters = {
@@ -188,7 +192,7 @@ def from_module(
         }
         parameters |= {other: parameters[name] for other, name in aliases.items()}
         if parts[0].device.type != "cpu":
-            parameters |= {name: b.to(parts[0].device) for name, b in frozen.items()}
+            parameters |= fixed(parts[0].device)
         output: Tensor = functional_call(copies.module, parameters, (x,), tie_weights=False)
         return output
 
@@ -296,6 +300,10 @@ class Copies(threading.local):
 
     def __init__(self, module: nn.Module) -> None:
         self.module = copy.deepcopy(module)
+        for layer in self.module.modules():
+            if isinstance(layer, nn.RNNBase):  # cuDNN has their gradients in training mode alone
+                layer.dropout = 0.0
+                layer.train()
 
 
 def _aliases(module: nn.Module) -> dict[str, str]:
