@@ -56,8 +56,8 @@ class Config(pfedbayes.Config):
     """Settings of CoreSet-PFedBayes, beside those of PFedBayes."""
 
     preset: Annotated[str, PRESET_NAMES] = "fast"
-    """`fast`: train on the coreset alone, chosen by `selector`. `matching`: the same with the
-    paper's selector. `paper`: Algorithm 1 to the letter."""
+    """`fast`: train on the coreset alone, chosen by `selector`. `matching`: the same with
+    weights that solve Eq. 4. `paper`: Algorithm 1, with the changes that docs/method.md lists."""
     fraction: Part = 0.1
     """Size of a client's coreset: k = ceil(fraction n)."""
     selector: Annotated[str, SELECTOR_NAMES] = "calibrated"
