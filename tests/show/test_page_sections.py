@@ -102,7 +102,7 @@ def test_weakest_site_boldness_review_and_cost(runs: list[RunFolder]) -> None:
     assert tiles["Weakest site"].value == worst
     assert f"{100 * found[worst]:.1f} %" in tiles["Weakest site"].more
     gap = run.summary["overconfidence"]["personal"]["mean"]
-    boldness, way = tiles["Confidence minus accuracy"], "bold" if gap > 0 else "cautious"
+    boldness, way = tiles["Calibration"], "bold" if gap > 0 else "cautious"
     assert boldness.value == f"{100 * gap:+.1f} points"
     assert f"too {way} on average in one seed, where a small gap may be chance" in boldness.more
     assert f"ECE {run.metrics['personal_ece']['mean']:.3f}" in boldness.more

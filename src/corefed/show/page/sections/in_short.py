@@ -98,8 +98,9 @@ def _boldness(run: RunFolder) -> list[Tile]:
     if gaps and math.isfinite(gaps["mean"]):
         way, _ = verdict.direction(gaps["per_seed"])
         ece = run.metrics.get(f"{run.main}_ece")
-        more = f"{way[0].lower()}{way[1:]}" + (f"; ECE {ece['mean']:.3f}" if ece else "")
-        return [Tile("Confidence minus accuracy", f"{100 * gaps['mean']:+.1f} points", more)]
+        more = f"confidence minus accuracy: {way[0].lower()}{way[1:]}"
+        more += f"; ECE {ece['mean']:.3f}" if ece else ""
+        return [Tile("Calibration", f"{100 * gaps['mean']:+.1f} points", more)]
     inside = intervals.coverage_at(run, 0.9)
     if inside is None:
         return []
