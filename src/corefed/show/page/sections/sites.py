@@ -146,7 +146,7 @@ def table(run: RunFolder) -> list[Part]:
     notes = [_left_out(len(order), MOST)]
     if gaps:
         notes.append(
-            "Confidence minus accuracy: above 0 a site's predictions are surer than they are right, "
+            "Confidence minus accuracy: above 0 a site's predictions are surer than right, "
             "below 0 less sure; with few test points either may be chance."
         )
     if about and len(run.seeds) > 1:
