@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from corefed.show import boldness
 from corefed.show.contrast import (
     ACCURACY,
     AUROC,
@@ -23,7 +24,7 @@ from corefed.show.contrast import (
     values,
 )
 from corefed.show.distinguish import RUN, base_of, differing, labels, plain
-from corefed.show.pairs import ALPHA, FEWEST_SEEDS, by_seed, differs
+from corefed.show.pairs import ALPHA, differs
 from corefed.show.report import RunResult
 from corefed.training import cost
 from corefed.training.record import main_model
@@ -311,23 +312,7 @@ def _calibration(runs: Sequence[Named]) -> list[str]:
         if f"{kind}_ece" not in metrics:
             continue
         gaps = run.summary.get("overconfidence", {}).get(kind, {}).get("per_seed", [])
-        way, size = direction(gaps)
+        way, size = boldness.direction(gaps)
         ece = f"(ECE {metrics[f'{kind}_ece']['mean']:.3f})"
         groups.setdefault(way, []).append(" ".join(filter(None, (run.name, size, ece))))
     return [f"{way}: {', '.join(each)}." for way, each in groups.items()]
-
-
-def direction(gaps: Sequence[float]) -> tuple[str, str]:
-    """Too bold or too cautious, and by how much: mean confidence minus accuracy, by seed."""
-    if not gaps or not all(map(math.isfinite, gaps)):
-        return "Too bold or too cautious is not recorded", ""
-    mean = math.fsum(gaps) / len(gaps)
-    size = f"by {100 * abs(mean):.1f} points"
-    way = "Too bold on average" if mean > 0 else "Too cautious on average"
-    if len(gaps) < FEWEST_SEEDS:
-        seeds = "one seed" if len(gaps) == 1 else f"{len(gaps)} seeds"
-        return f"{way} in {seeds}, where a small gap may be chance", size
-    _, low, high, _, _ = by_seed(gaps, [0.0] * len(gaps))
-    if not (low > 0 or high < 0):  # also where there is no interval
-        return "Neither clearly too bold nor too cautious", f"{100 * mean:+.1f} points"
-    return way, size

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from corefed.show import verdict
+from corefed.show import boldness, verdict
 from corefed.show.contrast import ACCURACY, NLL, RMSE, Comparisons, Metric, values
 from corefed.show.page.content import Section, Sentences, Tile, Tiles
 from corefed.show.page.gather import RunFolder, capitalize, score_name, score_text
@@ -96,7 +96,7 @@ def _boldness(run: RunFolder) -> list[Tile]:
     """Mean confidence against accuracy; of a regression, the coverage of 90 % intervals."""
     gaps = run.summary.get("overconfidence", {}).get(run.main, {})
     if gaps and math.isfinite(gaps["mean"]):
-        way, _ = verdict.direction(gaps["per_seed"])
+        way, _ = boldness.direction(gaps["per_seed"])
         ece = run.metrics.get(f"{run.main}_ece")
         more = f"confidence minus accuracy: {way[0].lower()}{way[1:]}"
         more += f"; ECE {ece['mean']:.3f}" if ece else ""

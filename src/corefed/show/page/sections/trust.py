@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corefed.base.types import Tree
-from corefed.show import verdict
+from corefed.show import boldness
 from corefed.show.page import charts
 from corefed.show.page.content import (
     Figure,
@@ -150,7 +150,7 @@ def _lean(run: RunFolder, held: Tree, kind: str) -> str:
         sure, guess = held[f"{kind}.mean"].double().max(-1)
         each, seeds = sure - (guess == held["y"]).double(), held["row"] // len(run.names)
         gaps = [each[seeds == g].mean().item() for g in seeds.unique()]
-    way, size = verdict.direction(gaps)
+    way, size = boldness.direction(gaps)
     return ", ".join(filter(None, (f"{way[0].lower()}{way[1:]}", size)))
 
 
