@@ -24,6 +24,7 @@ from pages import (
     blocks,
     corefed_arguments,
     read,
+    tables,
 )
 
 from corefed.commands import cli
@@ -103,6 +104,41 @@ def test_a_block_cannot_be_overlooked(page: str) -> None:
         read("page.md", page)
 
 
+TABLE = """
+       accuracy %, data digits, seeds 3, rounds 40, ± std over seeds
+   method             k/n  personal  global     ±    NLL    ECE  sec  passes
+────────────────────────────────────────────────────────────────────────────
+1  independent          1     95.51       -  0.43  0.156  0.042  2.2   1.8 M
+2  coreset-pfedbayes  0.2     97.23   94.28  0.06  0.103  0.027  7.8   707 k
+
+1  runs/independent
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("0.06", "0.92", []),  # a standard deviation
+        ("7.8", "78.", []),  # seconds
+        ("97.23", "96.73", []),
+        ("97.23", "96.72", ["coreset-pfedbayes, personal: 96.72 in place of 97.23"]),
+        ("0.103", "0.114", ["coreset-pfedbayes, NLL: 0.114 in place of 0.103"]),
+        ("707 k", "708 k", ["coreset-pfedbayes, passes: 708 k in place of 707 k"]),
+        ("    -", "95.51", ["independent, global: 95.51 in place of -"]),
+        ("independent", "pfedbayes  ",
+         ["['pfedbayes', 'coreset-pfedbayes'] in place of ['independent', 'coreset-pfedbayes']"]),
+    ],
+)  # fmt: skip
+def test_a_stale_table_is_noticed(old: str, new: str, words: list[str]) -> None:
+    (shown,), (printed,) = tables(TABLE), tables(TABLE.replace(old, new, 1))
+    assert shown.stale(printed) == words
+
+
+def test_a_table_with_other_columns_is_stale() -> None:
+    (shown,), (printed,) = tables(TABLE), tables(TABLE.replace("  sec ", "  time"))
+    assert len(shown.stale(printed)) == 1
+
+
 # --- executed blocks ----------------------------------------------------------------------------
 
 
@@ -132,10 +168,21 @@ def test_page(
                 scratch.execute(block)
                 said.append(capsys.readouterr().out)
                 print(said[-1])
+        assert stale(page, "".join(said)) == []
         if page in AFTERWARDS:
             AFTERWARDS[page](scratch, "".join(said), monkeypatch)
     finally:
         scratch.forget()
+
+
+def stale(page: str, said: str) -> list[str]:
+    """Where tables of the page are not what its commands print, one after the other."""
+    shown = [t for b in ALL if (b.page, b.language) == (page, "text") for t in tables(b.body)]
+    assert shown or page not in WITH_TABLES
+    printed = tables(said)
+    assert len(printed) >= len(shown)
+    found = [min((each.stale(other) for other in printed), key=len) for each in shown]
+    return [words for each in found for words in each]
 
 
 def readme(scratch: Scratch, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +205,9 @@ def theory(scratch: Scratch, said: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert shown
     assert [str(block) for block in shown if block.body not in said] == []
 
+
+WITH_TABLES = ("README.md", "docs/start.md")
+"""Pages that show what `corefed compare` prints."""
 
 AFTERWARDS: dict[str, Callable[[Scratch, str, pytest.MonkeyPatch], None]] = {
     "README.md": readme,

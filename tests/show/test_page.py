@@ -28,6 +28,7 @@ from corefed.data.columns import Column
 from corefed.data.preparation import Preparation
 from corefed.settings.config import resolve
 from corefed.show import pairs
+from corefed.show.contrast import Comparisons
 from corefed.show.page import gather, html, making, paired, points
 from corefed.show.page.content import Missing
 from corefed.show.page.sections import chosen, clients, comparison, trust
@@ -375,10 +376,10 @@ def test_seeds_without_spread_are_no_test() -> None:
 
 
 def test_holm_by_hand() -> None:
-    assert paired.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    found = paired.holm([0.5, math.nan, 0.9])
+    assert pairs.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    found = pairs.holm([0.5, math.nan, 0.9])
     assert found[0] == 1.0 and math.isnan(found[1]) and found[2] == 1.0
-    assert paired.holm([]) == []
+    assert pairs.holm([]) == []
 
 
 def test_holm_steps_down_and_stops() -> None:
@@ -388,13 +389,13 @@ def test_holm_steps_down_and_stops() -> None:
         (0.0125, 0.5, 0.5, 0.5): [True, False, False, False],
     }
     for values, rejected in cases.items():
-        assert [p <= 0.05 for p in paired.holm(values)] == rejected
+        assert [p <= 0.05 for p in pairs.holm(values)] == rejected
 
 
 def test_all_that_is_compared_is_of_one_set_of_predictions(made: Made) -> None:
     """The difference is that of the scores in the table, and of the predictions that are kept."""
     coreset, full, fedavg = gather.read(made.runs)
-    found = paired.compare(full, coreset)
+    found = paired.compare(full, coreset, Comparisons())
     assert not isinstance(found, Missing)
     assert [each.metric.key for each in found] == ["accuracy", "nll", "auroc"]
     assert not isinstance(full.held_out, Missing) and not isinstance(coreset.held_out, Missing)
@@ -411,12 +412,12 @@ def test_all_that_is_compared_is_of_one_set_of_predictions(made: Made) -> None:
     for each in found:  # one seed: an interval at most, and no test
         assert math.isnan(each.p) and each.outcome in ("open", "same")
     assert full.lines[-1]["metrics"]["personal_accuracy"] == shown[:1], "curves end there"
-    assert paired.compare(coreset, coreset) is not None
+    assert paired.compare(coreset, coreset, Comparisons()) is not None
     other = fedavg._replace(summary={**fedavg.summary, "seeds": [7]})
-    assert paired.compare(other, coreset) == "not comparable: no seed that both have"
+    assert paired.compare(other, coreset, Comparisons()) == "not comparable: no seed that both have"
     config = {**fedavg.summary["config"], "data": "mnist"}
     other = fedavg._replace(summary={**fedavg.summary, "config": config})
-    assert paired.compare(other, coreset) == "not comparable: data differs"
+    assert paired.compare(other, coreset, Comparisons()) == "not comparable: data differs"
 
 
 def test_one_seed_has_no_p_value(made: Made) -> None:

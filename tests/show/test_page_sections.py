@@ -15,8 +15,8 @@ pytest.importorskip("altair", reason="the report's extra is not installed")
 pytest.importorskip("vl_convert", reason="the report's extra is not installed")
 
 import corefed
-from corefed.show.page import charts, gather, making
-from corefed.show.page.content import ReportTable, Sentences, TableCell, Tile, Tiles
+from corefed.show.page import charts, gather, making, paired
+from corefed.show.page.content import Fold, ReportTable, Sentences, TableCell, Tile, Tiles
 from corefed.show.page.gather import RunFolder
 from corefed.show.page.sections import chosen, comparison, examples, in_short, sites
 from corefed.use import selective
@@ -28,7 +28,7 @@ def runs(made: Made) -> list[RunFolder]:
 
 
 def tiles_of(runs: list[RunFolder]) -> dict[str, Tile]:
-    tiles, sentences = in_short.section(runs).parts
+    tiles, sentences = in_short.section(runs, paired.comparisons(runs, runs[0])).parts
     assert isinstance(tiles, Tiles) and isinstance(sentences, Sentences) and sentences.items
     return {tile.label: tile for tile in tiles.items}
 
@@ -65,10 +65,31 @@ def test_tiles_of_the_best_run(runs: list[RunFolder]) -> None:
     assert "one seed: run three to tell" in one.more
 
 
+@pytest.mark.parametrize(("others", "claimed"), [(0, True), (1, False)])
+def test_sentences_claim_what_the_table_tells_apart(
+    runs: list[RunFolder], others: int, claimed: bool
+) -> None:
+    """p = 0.0202: enough alone, not among three comparisons, which is what both go by."""
+    coreset, full, fedavg = runs
+    better, worse = with_nll(coreset, [0.30, 0.31, 0.32]), with_nll(full, [0.315, 0.33, 0.345])
+    both = [better, worse, with_nll(fedavg, [0.31, 0.33, 0.33])][: 2 + others]
+    asked = paired.comparisons(both, worse)
+    (fold,) = comparison.table(both, worse, asked)[1:]
+    assert isinstance(fold, Fold)
+    (p,) = [row[4] for row in fold.table.rows if row[:2] == (better.label, "NLL")]
+    assert isinstance(p, TableCell) and (p.value <= 0.05) is claimed
+    _, sentences = in_short.section(both, asked).parts
+    assert isinstance(sentences, Sentences)
+    about = next(each for each in sentences.items if "20 % of the points" in each)
+    assert ("NLL is 0.020 lower" in about) is claimed
+    assert ("NLL cannot be told apart" in about) is not claimed
+
+
 def test_runs_of_other_test_points_have_no_best_one(runs: list[RunFolder]) -> None:
     coreset, full, _ = runs
     other = with_summary(full, config={**full.summary["config"], "data": "mnist"})
-    tiles, sentences = in_short.section([coreset, other]).parts
+    both = [coreset, other]
+    tiles, sentences = in_short.section(both, paired.comparisons(both, coreset)).parts
     assert isinstance(tiles, Tiles) and not tiles.items
     assert isinstance(sentences, Sentences) and "cannot be compared" in sentences.items[0]
 
@@ -81,9 +102,10 @@ def test_weakest_site_boldness_review_and_cost(runs: list[RunFolder]) -> None:
     assert tiles["Weakest site"].value == worst
     assert f"{100 * found[worst]:.1f} %" in tiles["Weakest site"].more
     gap = run.summary["overconfidence"]["personal"]["mean"]
-    way = "Too bold by" if gap > 0 else "Too cautious by"
-    assert tiles[way].value == f"{100 * abs(gap):.1f} points"
-    assert f"ECE {run.metrics['personal_ece']['mean']:.3f}" in tiles[way].more
+    boldness, way = tiles["Calibration"], "bold" if gap > 0 else "cautious"
+    assert boldness.value == f"{100 * gap:+.1f} points"
+    assert f"too {way} on average in one seed, where a small gap may be chance" in boldness.more
+    assert f"ECE {run.metrics['personal_ece']['mean']:.3f}" in boldness.more
     held = run.held_out
     wrong = (held["personal.mean"].argmax(-1) != held["y"]).double()  # type: ignore[index]
     kept = selective.threshold(held["personal.total"], wrong, 0.05, 0.9)  # type: ignore[index]
@@ -97,12 +119,15 @@ def test_weakest_site_boldness_review_and_cost(runs: list[RunFolder]) -> None:
 
 def test_numbers_of_a_page_agree(made: Made, runs: list[RunFolder]) -> None:
     """One ECE and one gap of the main model, wherever they are shown."""
-    words = " ".join(Page(made.page.read_text(encoding="utf-8")).words)
+    words = " ".join(Page(made.page.read_text(encoding="utf-8")).words).lower()
     run = runs[0]
     ece = f"{run.metrics['personal_ece']['mean']:.3f}"
-    assert f"Personal ECE {ece}" in words and f"(ECE {ece})" in words
-    gap = f"{100 * abs(run.summary['overconfidence']['personal']['mean']):.1f} points"
-    assert f"mean confidence is {gap}" in words and f"by {gap}" in words
+    assert f"personal ece {ece}" in words and f"(ece {ece})" in words
+    bold = run.summary["overconfidence"]["personal"]["mean"]
+    way, gap = "bold" if bold > 0 else "cautious", f"{100 * abs(bold):.1f} points"
+    said = f"too {way} on average in one seed, where a small gap may be chance"
+    assert words.count(said) == 3, "a sentence, a tile and a chart"
+    assert f"{said}, by {gap}" in words and f"{100 * bold:+.1f} points" in words
 
 
 # --- sites ----------------------------------------------------------------------------------------
@@ -141,7 +166,7 @@ def test_sites_are_compared_where_runs_have_the_same(runs: list[RunFolder]) -> N
 
 
 def test_seven_columns_come_first(runs: list[RunFolder]) -> None:
-    table = comparison.table(runs, runs[0])[0]
+    table = comparison.table(runs, runs[0], paired.comparisons(runs, runs[0]))[0]
     assert isinstance(table, ReportTable) and table.main == 7 < len(table.columns)
     assert table.columns[:2] == ["run", "personal, %"]
     assert all(len(row) == len(table.columns) for row in table.rows)

@@ -7,7 +7,7 @@ import math
 import pytest
 from made_runs import made
 
-from corefed.show.contrast import ACCURACY, NLL, contrast
+from corefed.show.contrast import ACCURACY, NLL, Comparisons, contrast
 from corefed.show.verdict import sentences
 
 # Differences of three seeds, in accuracy. Student's interval is mean +- 4.303 std / sqrt 3.
@@ -15,6 +15,7 @@ CLEAR = [0.020, 0.021, 0.022]  # 0.021 +- 0.0025
 NOISE = [0.020, -0.010, 0.005]  # 0.005 +- 0.037
 BASE = [0.90, 0.91, 0.92]
 LOSS = [0.30, 0.31, 0.32]
+ALONE = "pfedbayes against independent (every client alone, by SGD without a posterior)"
 
 
 def up(values: list[float], by: list[float], sign: int = 1) -> list[float]:
@@ -37,6 +38,37 @@ def test_an_interval_by_hand() -> None:
     assert back.clause == "accuracy is 2.10 points lower (95 % interval 1.85 to 2.35)"
 
 
+def test_claims_go_by_p_values_corrected_for_all_that_is_compared() -> None:
+    """0.020 +- 0.012 has p = 0.020: enough alone, not beside two that say nothing."""
+    by = [0.015, 0.020, 0.025]
+    a, b = made("pfedbayes", up(BASE, by), up(LOSS, NOISE)), made("independent", BASE, LOSS)
+    alone = contrast(a, b, ACCURACY, [0, 1, 2])
+    assert alone.outcome == "better" and alone.p == pytest.approx(0.0202, abs=5e-5)
+    asked = Comparisons()
+    assert asked.of(a, b, ACCURACY, [0, 1, 2]) == alone._replace(corrected=alone.p)
+    text = " ".join(sentences([a, b], asked))
+    assert asked.tests == 2, "accuracy and NLL, however many sentences they are in"
+    found = asked.of(a, b, ACCURACY, [0, 1, 2])
+    assert found.corrected == pytest.approx(2 * alone.p) and found.outcome == "better"
+    assert "pfedbayes beats independent in accuracy. " in text
+    other = made("fedavg", up(BASE, NOISE, -1), up(LOSS, NOISE, -1))
+    text = said(a, b, other)
+    assert "Whether pfedbayes beats independent stays open: 3 seeds cannot tell it" in text
+    assert (
+        "accuracy cannot be told apart (93.00 % against 91.00 %, 95 % interval 0.76 to 3.24, "
+        "corrected p 0.061)" in text
+    )
+
+
+def test_a_comparison_is_made_once_and_can_be_turned() -> None:
+    a, b = made("pfedbayes", up(BASE, CLEAR), LOSS), made("fedavg", BASE, LOSS)
+    asked = Comparisons()
+    there, back = (asked.of(*pair, ACCURACY, [0, 1, 2]) for pair in ((a, b), (b, a)))
+    assert asked.tests == 1 and there.p == back.p
+    assert (there.outcome, back.outcome) == ("better", "worse")
+    assert back == contrast(b, a, ACCURACY, [0, 1, 2])._replace(corrected=back.p)
+
+
 def test_lower_is_better_for_a_loss() -> None:
     a, b = made("pfedbayes", BASE, up(LOSS, CLEAR, -1)), made("fedavg", BASE, LOSS)
     found = contrast(a, b, NLL, [0, 1, 2])
@@ -55,27 +87,29 @@ def test_the_best_and_the_next() -> None:
     )
     assert (
         "Highest accuracy: pfedbayes at 91.50 %, but it cannot be told from independent at "
-        "91.00 % (95 % interval -3.23 to 4.23 of the difference)." in text
+        "91.00 % (difference: 95 % interval -3.23 to 4.23)." in text
     )
-    assert "not corrected for their number" in text
+    assert "corrected for 2 comparisons by Holm's method, is at most 0.05." in text
 
 
 @pytest.mark.parametrize(
     ("scores", "nll", "head"),
     [
-        (up(BASE, CLEAR), up(LOSS, CLEAR, -1), "Federating pays. pfedbayes against independent"),
-        (up(BASE, CLEAR, -1), up(LOSS, CLEAR), "Federating does not pay. "),
-        (up(BASE, NOISE), up(LOSS, CLEAR, -1), "Federating pays in NLL. "),
-        (up(BASE, CLEAR), up(LOSS, CLEAR), "Federating pays in accuracy, not in NLL. "),
-        (up(BASE, NOISE), up(LOSS, CLEAR), "Federating does not pay. "),
+        (up(BASE, CLEAR), up(LOSS, CLEAR, -1), f"pfedbayes beats independent. {ALONE}: "),
+        (up(BASE, CLEAR, -1), up(LOSS, CLEAR), "pfedbayes does not beat independent. "),
+        (up(BASE, NOISE), up(LOSS, CLEAR, -1), "pfedbayes beats independent in NLL. "),
+        (up(BASE, CLEAR), up(LOSS, CLEAR), "pfedbayes beats independent in accuracy, not in NLL. "),
+        (up(BASE, NOISE), up(LOSS, CLEAR), "pfedbayes does not beat independent. "),
         (up(BASE, NOISE), up(LOSS, NOISE),
-         "Whether federating pays stays open: 3 seeds cannot tell it from chance. "),
-        (BASE, LOSS, "Federating does not pay. "),
+         "Whether pfedbayes beats independent stays open: 3 seeds cannot tell it from chance. "),
+        (BASE, LOSS, "pfedbayes does not beat independent. "),
     ],
 )  # fmt: skip
-def test_federating(scores: list[float], nll: list[float], head: str) -> None:
+def test_federated_against_alone(scores: list[float], nll: list[float], head: str) -> None:
+    """Both are named: `independent` has no posterior either, so the gain is not federating's."""
     runs = made("pfedbayes", scores, nll), made("independent", BASE, LOSS)
     assert head in said(*runs) and head in said(*reversed(runs))
+    assert "ederating" not in said(*runs)
 
 
 def test_federating_is_judged_by_all_data() -> None:
@@ -85,9 +119,9 @@ def test_federating_is_judged_by_all_data() -> None:
         made("pfedbayes", up(BASE, CLEAR), up(LOSS, CLEAR, -1)),
         made("independent", BASE, LOSS),
     )
-    assert "Federating pays. pfedbayes against independent: " in text
+    assert f"pfedbayes beats independent. {ALONE}: " in text
     alone = said(made("pfedbayes", BASE, LOSS), made("fedavg", BASE, LOSS))
-    assert "ederating" not in alone
+    assert "pfedbayes beats" not in alone and "every client alone" not in alone
 
 
 def test_what_a_coreset_costs_and_saves() -> None:
@@ -170,10 +204,10 @@ def test_one_seed_claims_nothing() -> None:
     )
     one = "one seed cannot tell a difference from chance: run three"
     assert f"Lowest NLL: pfedbayes at 0.100, then coreset-pfedbayes (20 %) at 0.200; {one}." in text
-    assert f"Whether federating pays stays open: {one}. pfedbayes against independent: " in text
+    assert f"Whether pfedbayes beats independent stays open: {one}. {ALONE}: " in text
     assert "accuracy is 97.00 % against 50.00 %, NLL is 0.100 against 0.900." in text
-    for claim in ("ahead", "interval", "pays.", "beats a random subset of its size (redrawn every "
-                  "20 steps)."):  # fmt: skip
+    for claim in ("ahead", "interval", "pfedbayes beats independent.",
+                  "beats a random subset of its size (redrawn every 20 steps)."):  # fmt: skip
         assert claim not in text
 
 
@@ -205,7 +239,7 @@ def test_regression() -> None:
         made("independent", BASE, LOSS, score="rmse"),
     )
     assert "Lowest RMSE: pfedbayes at 0.889, ahead of independent at 0.910 by 0.021" in text
-    assert "Federating pays. pfedbayes against independent: RMSE is 0.021 lower" in text
+    assert f"pfedbayes beats independent. {ALONE}: RMSE is 0.021 lower" in text
     assert "accuracy" not in text and "ECE" not in text
 
 
@@ -244,7 +278,7 @@ def test_other_seeds() -> None:
         made("pfedbayes", [0.5, *up(BASE, CLEAR)], [0.9, *up(LOSS, CLEAR, -1)]),
         made("independent", BASE, LOSS, seeds=[1, 2, 3]),
     )
-    assert "Federating pays. " in mixed and "accuracy is 2.10 points higher" in mixed
+    assert "pfedbayes beats independent. " in mixed and "accuracy is 2.10 points higher" in mixed
 
 
 def test_models_of_different_kinds_are_named() -> None:

@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -32,6 +33,12 @@ EXECUTED = (*SHELL, "python")
 SHOWN = ("text", "toml", "json", "csv")
 ELSEWHERE = ("make", "pip")
 """Programs that are not started: `make test` runs the targets, and installs."""
+QUICKSTART = ("make", "run")
+"""Of this the corefed commands are executed, since a page shows what they print."""
+WITHIN = {"personal": 0.5, "global": 0.5, "NLL": 0.01, "ECE": 0.01}
+"""How far numbers of a table may be off on another processor, which rounds differently."""
+FREE = ("sec", "±")
+"""Seconds are of a machine; a standard deviation of three seeds went from 0.06 to 0.92 points."""
 
 FENCE = re.compile(r"^( *)(```+|~~~+)(.*)$", re.MULTILINE)
 BLOCK = re.compile(
@@ -111,6 +118,53 @@ def corefed_arguments(words: Sequence[str]) -> list[str] | None:
     return None
 
 
+def of_make(target: str) -> list[list[str]]:
+    """What a target of the Makefile gives to corefed."""
+    dry = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+    assert dry.returncode == 0, dry.stderr
+    words = [words for line in lines(dry.stdout) for words in simple_commands(line)]
+    return [given for each in words if (given := corefed_arguments(each)) is not None]
+
+
+class Table(NamedTuple):
+    """A table of `corefed compare` as it is printed."""
+
+    title: str
+    heads: list[str]
+    rows: list[list[str]]
+
+    def stale(self, printed: Table) -> list[str]:
+        """Where it is not what is printed: titles, columns, methods and order exactly."""
+        if self[:2] != printed[:2]:
+            return [f"{printed[:2]} in place of {self[:2]}"]
+        names = [[row[0] for row in each.rows] for each in (self, printed)]
+        if names[0] != names[1]:
+            return [f"{names[1]} in place of {names[0]}"]
+        return [
+            f"{row[0]}, {head}: {found} in place of {cell}"
+            for row, other in zip(self.rows, printed.rows, strict=True)
+            for head, cell, found in zip(self.heads, row, other, strict=True)
+            if not near(head, cell, found)
+        ]
+
+
+def near(head: str, cell: str, found: str) -> bool:
+    if head not in WITHIN or "-" in (cell, found):
+        return head in FREE or cell == found
+    return abs(float(cell) - float(found)) <= WITHIN[head] + 1e-9
+
+
+def tables(text: str) -> list[Table]:
+    """A title, heads, a line, and rows up to an empty line. Rows are numbered."""
+    found, given = [], text.splitlines()
+    for place, line in enumerate(given):
+        if set(line.strip()) == {"─"}:
+            rows = list(takewhile(str.strip, given[place + 1 :]))
+            heads, *cells = (re.split(r" {2,}", row.strip()) for row in (given[place - 1], *rows))
+            found.append(Table(given[place - 2].strip(), heads, [row[1:] for row in cells]))
+    return found
+
+
 class Scratch:
     """An empty folder that a page is executed in, and what its Python has defined so far."""
 
@@ -156,10 +210,11 @@ class Scratch:
             arguments = corefed_arguments(words)
             if arguments is None:
                 assert words[0] in ELSEWHERE, f"{block}: {words[0]} is executed by bash only"
-                continue
-            with pytest.raises(SystemExit) as ended:
-                cli.main(arguments)
-            assert ended.value.code == 0, f"{block}: {' '.join(words)} ended with {ended.value}"
+            each = [arguments] if arguments else of_make(words[1]) if words == QUICKSTART else []
+            for given in each:
+                with pytest.raises(SystemExit) as ended:
+                    cli.main(given)
+                assert ended.value.code == 0, f"{block}: {' '.join(given)} ended with {ended.value}"
 
     def bash(self, block: Block) -> None:
         functions = [f'corefed() {{ "{sys.executable}" -m corefed "$@"; }}']

@@ -12,7 +12,7 @@ The presets differ only in 1:
 
     fast      (default) whenever a budget of forward passes allows it, a selector chooses w around
               the current posterior q (`selectors/calibrated.py`); nothing is trained on all data
-    matching  the same with the paper's selector (`selectors/matching.py`: Eq. 4 by A-IHT), and
+    matching  the same with weights that solve Eq. 4 (`selectors/matching.py`, A-IHT II), and
               earlier if the error on fresh draws has grown
     paper     in every round, as printed (Eqs. 3, 4 and 8): q on all data and q_w on the coreset are
               trained from the same start with the same draws, w from 0, and A-IHT (Algorithm 2,
@@ -56,8 +56,8 @@ class Config(pfedbayes.Config):
     """Settings of CoreSet-PFedBayes, beside those of PFedBayes."""
 
     preset: Annotated[str, PRESET_NAMES] = "fast"
-    """`fast`: train on the coreset alone, chosen by `selector`. `matching`: the same with the
-    paper's selector. `paper`: Algorithm 1 to the letter."""
+    """`fast`: train on the coreset alone, chosen by `selector`. `matching`: the same with
+    weights that solve Eq. 4. `paper`: Algorithm 1, with the changes that docs/method.md lists."""
     fraction: Part = 0.1
     """Size of a client's coreset: k = ceil(fraction n)."""
     selector: Annotated[str, SELECTOR_NAMES] = "calibrated"

@@ -14,9 +14,10 @@ over rounds: the minimiser moves little from one step to the next, so few steps 
 authors' program starts at the broadcast in each round. After a few of the R steps that is the same:
 the start fades by a factor of about |1 - personal_rate (lambda + curvature)| per inner step.)
 
-Defaults are the authors' for a network on MNIST, except personal_rate. Their 0.05 is stable for
-curvatures up to 10; with ten inner steps, or with a convolutional network, training diverged. 0.02
-is stable up to 70, with the same accuracies on MNIST.
+Defaults are the authors' for a network on MNIST, except learning_rate (0.01 there) and
+personal_rate. Their 0.05 is stable for curvatures up to 10; with ten inner steps, or with a
+convolutional network, training diverged. 0.02 is stable up to 70, with the same accuracies on
+MNIST.
 
 theta_i and w_i are two tensors throughout: `personal` is theta_i, `localized` w_i, `global` w.
 """

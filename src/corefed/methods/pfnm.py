@@ -35,8 +35,8 @@ layer the incoming weights, whose sources are the inputs, belong to the neuron t
 nothing about weights to neurons that it does not have: there its precision is 0, not 1 / sigma^2.
 
 The authors' program differs from this in details: it halves the term of popularity, cuts m_i off at
-10, takes weights to neurons that a client does not have for observed zeros, and can scale the
-precision of outgoing weights by how many points a client has of that class.
+10, takes weights to neurons that a client does not have for observed zeros, and scales the
+precision of the last layer's weights by how many points a client has of that class.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@
    1997): what the potentials explain is matched, the rest keeps the unbiased weights.
 
 A solver of Eq. 4 (`matching.py`) fits the same potentials more closely, but is accurate only while
-the posterior stays where they were drawn. This selector is unbiased everywhere, over a few
+the posterior stays where they were drawn. This selector is nearly unbiased everywhere, over a few
 selections: later turns make up for what a small selection rounds off.
 """
 

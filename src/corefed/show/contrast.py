@@ -1,9 +1,9 @@
 """Two runs by one metric: the difference, whether it can be told from chance, and a clause.
 
-With three or more seeds in common the difference has a 95 % interval, which allows for points of
-the same client and seed (`kept.py`); without predictions of both runs, Student's over paired seeds.
-If 0 is outside, one run is better; otherwise the question is open. Fewer seeds leave it open
-always.
+With three or more seeds in common the difference has a 95 % interval and a p-value, which allow for
+points of the same client and seed (`kept.py`); without predictions of both runs they are Student's
+over paired seeds. One run is better if the p-value, corrected for all comparisons of a page by
+Holm's method, is at most 0.05; otherwise the question is open. Fewer seeds leave it open always.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from corefed.show import kept
-from corefed.show.pairs import FEWEST_SEEDS, by_seed
+from corefed.show.pairs import ALPHA, FEWEST_SEEDS, by_seed, holm
 from corefed.training.record import main_model
 
 if TYPE_CHECKING:  # numpy takes a while
@@ -69,6 +69,7 @@ class Contrast(NamedTuple):
     seeds: int
     p: float = math.nan  # NaN: there is no test
     over: str = ""  # what the interval is over
+    corrected: float = math.nan  # the p-value, corrected for all comparisons beside it
 
     @property
     def difference(self) -> float:
@@ -78,8 +79,8 @@ class Contrast(NamedTuple):
     def outcome(self) -> Outcome:
         if abs(self.difference) <= ROUNDING:
             return "same"
-        if self.seeds < FEWEST_SEEDS or math.isnan(self.low) or self.low <= 0 <= self.high:
-            return "open"
+        if not (self.p if math.isnan(self.corrected) else self.corrected) <= ALPHA:
+            return "open"  # also where there is no test
         return "better" if (self.difference > 0) == self.metric.higher else "worse"
 
     @property
@@ -94,12 +95,26 @@ class Contrast(NamedTuple):
         both = f"{m.value(self.mine)} against {m.value(self.other)}"
         if math.isnan(self.low):
             return f"{m.word} is {both}"
-        return f"{m.word} cannot be told apart ({both}, {m.interval(self.low, self.high)})"
+        return f"{m.word} cannot be told apart ({both}, {self.between})"
 
     @property
     def size(self) -> str:
         """The interval of the size of a difference that is not open."""
         return self.metric.interval(*sorted((abs(self.low), abs(self.high))))
+
+    @property
+    def between(self) -> str:
+        """The interval of an open difference, and the p-value where the interval leaves 0 out."""
+        ends = self.metric.interval(self.low, self.high)
+        if self.low <= 0 <= self.high or math.isnan(self.corrected):
+            return ends
+        return f"{ends}, corrected p {self.corrected:.2g}"
+
+    @property
+    def turned(self) -> Contrast:
+        """The other run against this one."""
+        low, high = -self.high, -self.low
+        return self._replace(mine=self.other, other=self.mine, low=low, high=high)
 
     @property
     def why_open(self) -> str:
@@ -147,3 +162,28 @@ def interval(metric: Metric, mine: float, other: float, found: Spread, seeds: in
     low, high = difference - found.reach, difference + found.reach
     p = found.p_value(difference) if seeds >= FEWEST_SEEDS else math.nan
     return Contrast(metric, mine, other, low, high, seeds, p, found.over)
+
+
+class Comparisons:
+    """All comparisons of a page, each made once, with p-values corrected for their number.
+
+    So all must have been asked for before the first answer is told.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], Contrast] = {}
+
+    def of(self, one: RunResult, two: RunResult, metric: Metric, seeds: Sequence[int]) -> Contrast:
+        """The first run against the second, corrected for what has been asked for so far."""
+        first, second = sorted((one, two), key=lambda run: str(run.path))
+        key = (first.path, second.path, metric.key, tuple(seeds))
+        if key not in self._made:
+            self._made[key] = contrast(first, second, metric, seeds)
+        places = dict(zip(self._made, holm([each.p for each in self._made.values()]), strict=True))
+        found = self._made[key]._replace(corrected=places[key])
+        return found if first is one else found.turned
+
+    @property
+    def tests(self) -> int:
+        """How many of them have a p-value."""
+        return sum(not math.isnan(each.p) for each in self._made.values())

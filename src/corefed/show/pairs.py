@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LEVEL = 0.95
+ALPHA = 0.05
+"""A p-value up to this, corrected for all comparisons beside it, tells two runs apart."""
 FEWEST_SEEDS = 3
 """An interval from two differences has one degree of freedom: 12.7 standard errors."""
 SAME = (
@@ -54,3 +56,13 @@ def by_seed(scores: Sequence[float], others: Sequence[float]) -> Difference:
     found = ttest_rel(scores, others)
     low, high = found.confidence_interval(LEVEL)
     return Difference(mean, float(low), float(high), float(found.pvalue), words)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """P-values corrected for multiple tests (Holm 1979); NaN, no test, stays."""
+    tests = sorted((p, place) for place, p in enumerate(values) if not math.isnan(p))
+    found, largest = list(values), 0.0
+    for rank, (p, place) in enumerate(tests):
+        largest = max(largest, min(1.0, (len(tests) - rank) * p))
+        found[place] = largest
+    return found

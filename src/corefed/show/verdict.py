@@ -1,9 +1,9 @@
 """Sentences that say what a comparison shows, whatever that is.
 
-They say which run is best, whether federating pays, what a coreset
-costs and saves against all data, whether it beats a random subset, and whether probabilities are
-too bold or too cautious. A sentence claims a difference only where its interval leaves 0 out: over
-paired seeds, and over clients too where both runs keep their predictions (`contrast.py`).
+They say which run is best, whether a federated run beats every client alone, what a coreset costs
+and saves against all data, whether it beats a random subset, and whether probabilities are too bold
+or too cautious. A sentence claims a difference only where the p-value of its comparison, corrected
+for all comparisons of the sentences and of the page around them, is at most 0.05 (`contrast.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from corefed.show.contrast import ACCURACY, AUROC, NLL, RMSE, Contrast, Metric, contrast, values
+from corefed.show import boldness
+from corefed.show.contrast import (
+    ACCURACY,
+    AUROC,
+    NLL,
+    RMSE,
+    Comparisons,
+    Contrast,
+    Metric,
+    values,
+)
 from corefed.show.distinguish import RUN, base_of, differing, labels, plain
-from corefed.show.pairs import FEWEST_SEEDS, by_seed, differs
+from corefed.show.pairs import ALPHA, differs
 from corefed.show.report import RunResult
 from corefed.training import cost
 from corefed.training.record import main_model
@@ -48,18 +58,19 @@ class Named(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """Runs with scores, the main metric, and the seeds that all of them have."""
+    """Runs with scores, the main metric, the seeds that all have, and what is compared."""
 
     runs: list[Named]
     score: Metric
     seeds: list[int]
+    comparisons: Comparisons
 
     def against(self, one: Named, two: Named) -> list[Contrast]:
         """The first run against the second by score, NLL and AUROC, over seeds that both have."""
         seeds = [seed for seed in one.summary["seeds"] if seed in two.summary["seeds"]]
         areas = all(values(run.summary, AUROC) for run in (one, two))
         metrics = (self.score, NLL, *([AUROC] if areas else [])) if seeds else ()
-        return [contrast(one.result, two.result, metric, seeds) for metric in metrics]
+        return [self.comparisons.of(one.result, two.result, metric, seeds) for metric in metrics]
 
     def mean(self, run: Named, metric: Metric) -> float:
         found = values(run.summary, metric)
@@ -72,8 +83,17 @@ class Compared(NamedTuple):
         return min(found, key=lambda run: self.mean(run, NLL), default=None)
 
 
-def sentences(results: Sequence[RunResult]) -> list[str]:
-    """What these runs show; of a single run, whether its probabilities are right."""
+def sentences(results: Sequence[RunResult], comparisons: Comparisons | None = None) -> list[str]:
+    """What these runs show; of a single run, whether its probabilities are right.
+
+    `comparisons` are those of the same page, whose p-values are corrected together with these.
+    """
+    comparisons = comparisons or Comparisons()
+    _sentences(results, comparisons)  # asks for all comparisons, on whose number answers depend
+    return _sentences(results, comparisons)
+
+
+def _sentences(results: Sequence[RunResult], comparisons: Comparisons) -> list[str]:
     names = labels(results)
     every = [Named(name, each) for name, each in zip(names, results, strict=True)]
     apart = _not_comparable(every)
@@ -85,7 +105,7 @@ def sentences(results: Sequence[RunResult]) -> list[str]:
     kinds = {main_model(run.summary["metrics"]) for run in runs}
     runs = [_with_kind(run, kinds) for run in runs]
     if len(runs) > 1:
-        said += _comparisons(runs, score)
+        said += _comparisons(runs, score, comparisons)
     return said + _calibration(runs)
 
 
@@ -108,9 +128,9 @@ def _with_kind(run: Named, kinds: set[str]) -> Named:
     return run._replace(name=f"{run.name} [{kind} model]") if len(kinds) > 1 else run
 
 
-def _comparisons(runs: list[Named], score: Metric) -> list[str]:
+def _comparisons(runs: list[Named], score: Metric, comparisons: Comparisons) -> list[str]:
     shared = [s for s in runs[0].summary["seeds"] if all(s in r.summary["seeds"] for r in runs)]
-    compared = Compared(runs, score, shared)
+    compared = Compared(runs, score, shared, comparisons)
     said = ["These runs have no seed in common, so none is called the best."]
     if shared:
         said = [_best(compared, NLL), _best(compared, score)]
@@ -123,7 +143,8 @@ def _comparisons(runs: list[Named], score: Metric) -> list[str]:
     if any("interval" in sentence for sentence in said):
         notes.append(
             "Intervals are over paired seeds, and over clients where there are five or more, 95 % "
-            "each, not corrected for their number."
+            "each, not corrected for their number. A difference is claimed where its p-value, "
+            f"corrected for {comparisons.tests} comparisons by Holm's method, is at most {ALPHA}."
         )
     return [*said, *_also_differ(runs), *notes]
 
@@ -137,7 +158,7 @@ def _best(compared: Compared, metric: Metric) -> str:
         compared.runs, key=lambda run: compared.mean(run, metric), reverse=metric.higher
     )
     first, second = ranked[:2]
-    found = contrast(first.result, second.result, metric, compared.seeds)
+    found = compared.comparisons.of(first.result, second.result, metric, compared.seeds)
     top = f"{'Highest' if metric.higher else 'Lowest'} {metric.word}: {first.name}"
     own, other = metric.value(found.mine), metric.value(found.other)
     if found.outcome == "same":
@@ -147,7 +168,7 @@ def _best(compared: Compared, metric: Metric) -> str:
         return f"{top} at {own}, ahead of {second.name} at {other} by {by}."
     if math.isnan(found.low):
         return f"{top} at {own}, then {second.name} at {other}; {found.why_open}."
-    between = f"{metric.interval(found.low, found.high)} of the difference"
+    between = f"difference: {found.between}"
     return f"{top} at {own}, but it cannot be told from {second.name} at {other} ({between})."
 
 
@@ -172,7 +193,10 @@ def _clauses(found: Sequence[Contrast]) -> str:
 
 
 def _federating(compared: Compared) -> list[str]:
-    """pfedbayes against every client alone; without it, the best federated run."""
+    """pfedbayes against every client alone; without it, the best federated run.
+
+    Not whether federating pays: `independent` has no posterior, and no Bayesian method runs alone.
+    """
     alone = compared.lowest(lambda run: run.method == "independent")
     federated = compared.lowest(lambda run: run.method == "pfedbayes")
     federated = federated or compared.lowest(lambda run: run.method != "independent")
@@ -183,11 +207,12 @@ def _federating(compared: Compared) -> list[str]:
         return []
     head = _headline(
         found,
-        "Federating pays",
-        "Federating does not pay",
-        "Whether federating pays stays open",
+        f"{federated.name} beats {alone.name}",
+        f"{federated.name} does not beat {alone.name}",
+        f"Whether {federated.name} beats {alone.name} stays open",
     )
-    return [f"{head}. {federated.name} against {alone.name}: {_clauses(found)}."]
+    what = f"{alone.name} (every client alone, by SGD without a posterior)"
+    return [f"{head}. {federated.name} against {what}: {_clauses(found)}."]
 
 
 def _coresets(compared: Compared) -> list[str]:
@@ -287,23 +312,7 @@ def _calibration(runs: Sequence[Named]) -> list[str]:
         if f"{kind}_ece" not in metrics:
             continue
         gaps = run.summary.get("overconfidence", {}).get(kind, {}).get("per_seed", [])
-        way, size = _direction(gaps)
+        way, size = boldness.direction(gaps)
         ece = f"(ECE {metrics[f'{kind}_ece']['mean']:.3f})"
-        groups.setdefault(way, []).append(f"{run.name} {size}{ece}")
+        groups.setdefault(way, []).append(" ".join(filter(None, (run.name, size, ece))))
     return [f"{way}: {', '.join(each)}." for way, each in groups.items()]
-
-
-def _direction(gaps: Sequence[float]) -> tuple[str, str]:
-    """Too bold or too cautious, and by how much: the mean confidence minus the accuracy."""
-    if not gaps or not all(map(math.isfinite, gaps)):
-        return "Too bold or too cautious is not recorded", ""
-    mean = math.fsum(gaps) / len(gaps)
-    size = f"by {100 * abs(mean):.1f} points "
-    way = "Too bold on average" if mean > 0 else "Too cautious on average"
-    if len(gaps) < FEWEST_SEEDS:
-        seeds = "one seed" if len(gaps) == 1 else f"{len(gaps)} seeds"
-        return f"{way} in {seeds}, where a small gap may be chance", size
-    _, low, high, _, _ = by_seed(gaps, [0.0] * len(gaps))
-    if not (low > 0 or high < 0):  # also where there is no interval
-        return "Neither clearly too bold nor too cautious", f"{100 * mean:+.1f} points "
-    return way, size

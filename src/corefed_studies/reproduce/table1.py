@@ -4,8 +4,8 @@ All have the same splits, initial weights, rounds, local steps and minibatches: 
 shards-large, at scale quick with 250 points per client and without CIFAR-10. The rows "50 %" of
 FedAvg to PFedBayes train on a random half of each client's points (`keep` = 0.5). "Random 50 %" is
 PFedBayes on a half with weights n/k, so that the prior counts as much as on all data. "redrawn" is
-redrawn as often as the coreset of the paper's selector is refreshed. "CoreSet" is by the paper's
-selector, "CoreSet, default" by corefed's. All other settings are corefed's defaults.
+redrawn as often as the coreset of preset `matching` is refreshed. "CoreSet" is by that preset,
+"CoreSet, default" by corefed's default. All other settings are corefed's defaults.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from corefed.base import files
 from corefed.base.errors import UserError
-from corefed.show.page import charts, gather, points
+from corefed.show.page import charts, gather, paired, points
 from corefed.show.page.content import Chapter, Missing, Section, View
 from corefed.show.page.gather import RunFolder
 from corefed.show.page.html import whole
@@ -167,9 +167,10 @@ def _views(
         for number, (run, each) in enumerate(zip(runs, shown, strict=True), 1)
         if level.chapters is None or number <= level.chapters
     ]
-    shared: dict[str, list[Section]] = {"summary": [in_short.section(runs)]}
+    compared = paired.comparisons(runs, baseline)
+    shared: dict[str, list[Section]] = {"summary": [in_short.section(runs, compared)]}
     if several:
-        shared["summary"] += comparison.sections(runs, baseline)
+        shared["summary"] += comparison.sections(runs, baseline, compared)
         shared["sites"], shared["coresets"] = sites.section(runs), chosen.compared(runs)
     views = []
     for name, title in VIEWS.items():

@@ -3,8 +3,8 @@
 All are of the predictions that runs keep, and have one rule for their intervals (`show/kept.py`):
 it allows for points of the same client, and of the same seed where there are three or more. With
 fewer seeds there is no p-value: an interval over clients then compares these trained models, not
-training with another seed. P-values of all comparisons on a page are corrected together by Holm's
-method.
+training with another seed. P-values of all comparisons on a page, those of its sentences included,
+are corrected together by Holm's method.
 """
 
 from __future__ import annotations
@@ -12,14 +12,35 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from corefed.show import kept
-from corefed.show.contrast import ACCURACY, AUROC, NLL, RMSE, Contrast, contrast, interval, values
+from corefed.show import kept, verdict
+from corefed.show.contrast import (
+    ACCURACY,
+    AUROC,
+    NLL,
+    RMSE,
+    Comparisons,
+    Contrast,
+    interval,
+    values,
+)
 from corefed.show.page.content import Missing
 from corefed.show.page.gather import RunFolder
 from corefed.show.pairs import FEWEST_SEEDS, differs
 
 
-def compare(run: RunFolder, baseline: RunFolder) -> list[Contrast] | Missing:
+def comparisons(runs: Sequence[RunFolder], baseline: RunFolder) -> Comparisons:
+    """All that a page compares."""
+    found = Comparisons()
+    for run in runs:
+        if run is not baseline:
+            compare(run, baseline, found)
+    verdict.sentences([run.result for run in runs], found)
+    return found
+
+
+def compare(
+    run: RunFolder, baseline: RunFolder, comparisons: Comparisons
+) -> list[Contrast] | Missing:
     """The run minus the baseline, by score first; metrics that both runs have."""
     differing = differs(run.summary["config"], baseline.summary["config"])
     if differing:
@@ -35,7 +56,7 @@ def compare(run: RunFolder, baseline: RunFolder) -> list[Contrast] | Missing:
         if not mine or not theirs:
             continue
         if len(seeds) >= FEWEST_SEEDS:
-            found.append(contrast(run.result, baseline.result, metric, seeds))
+            found.append(comparisons.of(run.result, baseline.result, metric, seeds))
             continue
         a, b = ([each[seed] for seed in seeds] for each in (mine, theirs))
         means = math.fsum(a) / len(a), math.fsum(b) / len(b)
@@ -46,13 +67,3 @@ def compare(run: RunFolder, baseline: RunFolder) -> list[Contrast] | Missing:
         else:
             found.append(interval(metric, *means, spread, len(seeds)))
     return found if found else Missing("not comparable: no score that is finite")
-
-
-def holm(values: Sequence[float]) -> list[float]:
-    """P-values corrected for multiple tests (Holm 1979); NaN, no test, stays."""
-    tests = sorted((p, place) for place, p in enumerate(values) if not math.isnan(p))
-    found, largest = list(values), 0.0
-    for rank, (p, place) in enumerate(tests):
-        largest = max(largest, min(1.0, (len(tests) - rank) * p))
-        found[place] = largest
-    return found

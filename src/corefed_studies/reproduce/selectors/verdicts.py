@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corefed.base.passes import FORWARD
-from corefed.show.page.paired import holm
+from corefed.show.pairs import holm
 from corefed_studies.reproduce.results import Result, Results
 from corefed_studies.reproduce.selectors.study import FULL, Spot, spot_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from corefed.show import distinguish
-from corefed.show.contrast import Contrast
+from corefed.show.contrast import Comparisons, Contrast
 from corefed.show.curves import curve
 from corefed.show.page import charts, paired
 from corefed.show.page.content import (
@@ -45,7 +45,9 @@ COSTS = {
 }
 
 
-def sections(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Section]:
+def sections(
+    runs: Sequence[RunFolder], baseline: RunFolder, comparisons: Comparisons
+) -> list[Section]:
     """The table, the curves, and cost against score."""
     scored = [run for run in runs if run.score == baseline.score and run.score]
     first = Section(
@@ -53,7 +55,7 @@ def sections(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Section]:
         "Comparison",
         "One row per run; click a header to sort. Differences are from "
         f"{baseline.label}, with 95 % intervals.",
-        table(runs, baseline),
+        table(runs, baseline, comparisons),
     )
     if not scored:
         return [first]
@@ -67,11 +69,11 @@ def sections(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Section]:
     return [first, *_curves(scored, domain, note), *_costs(scored, domain, note)]
 
 
-def table(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Part]:
+def table(runs: Sequence[RunFolder], baseline: RunFolder, comparisons: Comparisons) -> list[Part]:
     """The results of every run, and the difference from the baseline where they can be paired."""
-    found = {run.path: paired.compare(run, baseline) for run in runs if run is not baseline}
+    others = [run for run in runs if run is not baseline]
+    found = {run.path: paired.compare(run, baseline, comparisons) for run in others}
     tested = [d for many in found.values() if not isinstance(many, Missing) for d in many]
-    corrected = dict(zip(map(id, tested), paired.holm([d.p for d in tested]), strict=True))
     differing = [
         key for key in ("data", "partition", "clients") if len({r.summary[key] for r in runs}) > 1
     ]
@@ -89,7 +91,7 @@ def table(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Part]:
     own = distinguish.differences([run.result for run in runs])
     rows: list[Row] = []
     for run, settings in zip(runs, own, strict=True):
-        difference, interval, p, pairs = _difference(found.get(run.path), corrected)
+        difference, interval, p, pairs = _difference(found.get(run.path))
         each = [_score(run, f"{m}_{run.score}") for m in models]
         rows.append(
             (
@@ -114,10 +116,10 @@ def table(runs: Sequence[RunFolder], baseline: RunFolder) -> list[Part]:
         )
     over = "mean ± std over seeds" if any(len(run.seeds) > 1 for run in runs) else "one seed"
     caption = f"Last evaluated round, {over}; costs are totals over seeds"
-    note = f"{_explain(tested)}{learning.lower_bound(runs)}".strip()
+    note = f"{_explain(tested, comparisons.tests)}{learning.lower_bound(runs)}".strip()
     parts: list[Part] = [
         ReportTable(caption, heads, rows, sortable=True, note=note, main=main),
-        *_by_metric(runs, baseline, found, corrected),
+        *_by_metric(runs, baseline, found),
     ]
     reasons = {
         f"{run.label}: {d}." for run in runs if isinstance(d := found.get(run.path), Missing)
@@ -129,11 +131,10 @@ def _by_metric(
     runs: Sequence[RunFolder],
     baseline: RunFolder,
     found: Mapping[Path, list[Contrast] | Missing],
-    corrected: dict[int, float],
 ) -> list[Part]:
     """Every metric that runs are tested by, folded away: the table above has the first."""
     rows: list[Row] = [
-        (run.label, each.metric.word, *_cells(each, corrected))
+        (run.label, each.metric.word, *_cells(each))
         for run in runs
         if not isinstance(many := found.get(run.path, []), Missing)
         for each in many
@@ -145,7 +146,7 @@ def _by_metric(
     return [Fold(caption, ReportTable(caption, heads, rows, sortable=True))]
 
 
-def _explain(tested: Sequence[Contrast]) -> str:
+def _explain(tested: Sequence[Contrast], tests: int) -> str:
     if not tested:
         return ""
     words = [
@@ -158,9 +159,10 @@ def _explain(tested: Sequence[Contrast]) -> str:
             "With fewer than three seeds there is no p-value: they compare these trained models, "
             "not training with another seed. Run three."
         )
-    tests = sum(not math.isnan(each.p) for each in tested)
     if tests > 1:
-        words.append(f"P-values are corrected for {tests} comparisons by Holm's method.")
+        words.append(
+            f"P-values are corrected for the {tests} comparisons of this page by Holm's method."
+        )
     return " ".join(words)
 
 
@@ -185,21 +187,19 @@ def _metric(run: RunFolder, metric: str) -> TableCell:
     return number(None if each is None else each["mean"])
 
 
-def _difference(
-    found: list[Contrast] | Missing | None, corrected: dict[int, float]
-) -> tuple[str | TableCell, ...]:
+def _difference(found: list[Contrast] | Missing | None) -> tuple[str | TableCell, ...]:
     if found is None:
         return TableCell("baseline", 0.0), number(None), number(None), DASH
     if isinstance(found, Missing):
         return number(None), number(None), number(None), "see below"
-    return _cells(found[0], corrected)
+    return _cells(found[0])
 
 
-def _cells(found: Contrast, corrected: dict[int, float]) -> tuple[str | TableCell, ...]:
+def _cells(found: Contrast) -> tuple[str | TableCell, ...]:
     factor = found.metric.factor
     form = {"accuracy": "+.2f", "rmse": "+.3g"}.get(found.metric.key, "+.3f")
     ends = f"{factor * found.low:{form}} to {factor * found.high:{form}}"
-    p = corrected[id(found)]
+    p = found.corrected
     few = "one seed: run three" if found.seeds == 1 else "two seeds: run three"
     test = few if found.seeds < FEWEST_SEEDS else DASH
     return (

@@ -27,7 +27,7 @@ from corefed.show.page.sections.chosen import COLUMNS, Most, target_name, truth
 from corefed.training.record import MODELS
 
 AID = (
-    "Test points that a person should review. Aleatoric uncertainty is noise in the data and "
+    "Whether their predictions are right or wrong. Aleatoric uncertainty is noise in the data and "
     "stays; epistemic uncertainty is the model's and shrinks with more similar data."
 )
 SHARES = 3
@@ -37,7 +37,7 @@ SURE = 0.9
 
 
 def section(run: RunFolder, points: ShownPoints | Missing, most: Most, prefix: str) -> Section:
-    name, title = f"{prefix}examples", "Test points to review"
+    name, title = f"{prefix}examples", "The most uncertain test points"
     if isinstance(run.held_out, Missing):
         return Section(name, title, "", [missing(run.held_out)])
     held = run.held_out

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from corefed.show import verdict
-from corefed.show.contrast import ACCURACY, NLL, RMSE, Metric, contrast, values
+from corefed.show import boldness, verdict
+from corefed.show.contrast import ACCURACY, NLL, RMSE, Comparisons, Metric, values
 from corefed.show.page.content import Section, Sentences, Tile, Tiles
 from corefed.show.page.gather import RunFolder, capitalize, score_name, score_text
 from corefed.show.page.sections import intervals, sites, trust
@@ -22,10 +22,10 @@ from corefed.show.report import short
 from corefed.training.cost import of_summary
 
 
-def section(runs: Sequence[RunFolder]) -> Section:
+def section(runs: Sequence[RunFolder], comparisons: Comparisons) -> Section:
     """The verdict on these runs; the tiles are of the best one."""
-    said = verdict.sentences([run.result for run in runs])
-    first, tiles = _best(runs)
+    said = verdict.sentences([run.result for run in runs], comparisons)
+    first, tiles = _best(runs, comparisons)
     if first is not None:
         tiles += [*_weakest(first), *_boldness(first), *_review(first), *_spent(first)]
     aid = ""
@@ -34,7 +34,9 @@ def section(runs: Sequence[RunFolder]) -> Section:
     return Section("in-short", "In short", aid, [Tiles(tiles), Sentences(said)])
 
 
-def _best(runs: Sequence[RunFolder]) -> tuple[RunFolder | None, list[Tile]]:
+def _best(
+    runs: Sequence[RunFolder], comparisons: Comparisons
+) -> tuple[RunFolder | None, list[Tile]]:
     """The run with the lowest NLL (without one: the first), and a tile about it."""
     if len(runs) == 1:
         return runs[0], _score(runs[0])
@@ -49,7 +51,7 @@ def _best(runs: Sequence[RunFolder]) -> tuple[RunFolder | None, list[Tile]]:
     if not seeds:
         return None, []
     best, then = sorted(found, key=lambda run: _mean(run, metric, seeds), reverse=metric.higher)[:2]
-    against = contrast(best.result, then.result, metric, seeds)
+    against = comparisons.of(best.result, then.result, metric, seeds)
     own, other = metric.value(against.mine), metric.value(against.other)
     words = {
         "better": f"{metric.word} {own}, clearly ahead of {then.label} ({other})",
@@ -92,19 +94,17 @@ def _weakest(run: RunFolder) -> list[Tile]:
 
 def _boldness(run: RunFolder) -> list[Tile]:
     """Mean confidence against accuracy; of a regression, the coverage of 90 % intervals."""
-    gap = run.summary.get("overconfidence", {}).get(run.main, {}).get("mean")
-    if gap is not None and math.isfinite(gap):
-        way = "Too bold" if gap > 0 else "Too cautious"
+    gaps = run.summary.get("overconfidence", {}).get(run.main, {})
+    if gaps and math.isfinite(gaps["mean"]):
+        way, _ = boldness.direction(gaps["per_seed"])
         ece = run.metrics.get(f"{run.main}_ece")
-        more = "mean confidence " + ("above" if gap > 0 else "below") + " the accuracy"
+        more = f"confidence minus accuracy: {way[0].lower()}{way[1:]}"
         more += f"; ECE {ece['mean']:.3f}" if ece else ""
-        return [Tile(f"{way} by", f"{100 * abs(gap):.1f} points", more)]
+        return [Tile("Calibration", f"{100 * gaps['mean']:+.1f} points", more)]
     inside = intervals.coverage_at(run, 0.9)
     if inside is None:
         return []
-    way = "Too bold" if inside < 0.9 else "Too cautious"
-    more = f"90 % intervals contain {100 * inside:.1f} % of the targets"
-    return [Tile(f"{way} by", f"{100 * abs(inside - 0.9):.1f} points", more)]
+    return [Tile("In 90 % intervals", f"{100 * inside:.1f} %", "of the targets; 90 % should be")]
 
 
 def _review(run: RunFolder) -> list[Tile]:

@@ -146,8 +146,8 @@ def table(run: RunFolder) -> list[Part]:
     notes = [_left_out(len(order), MOST)]
     if gaps:
         notes.append(
-            "Confidence minus accuracy: above 0 the site's predictions are too bold, below 0 too "
-            "cautious."
+            "Confidence minus accuracy: above 0 a site's predictions are surer than right, "
+            "below 0 less sure; with few test points either may be chance."
         )
     if about and len(run.seeds) > 1:
         notes.append(f"Numbers of points are of seed {run.seeds[0]}.")

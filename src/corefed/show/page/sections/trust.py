@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corefed.base.types import Tree
+from corefed.show import boldness
 from corefed.show.page import charts
 from corefed.show.page.content import (
     Figure,
@@ -143,15 +144,14 @@ def _ece(run: RunFolder, held: Tree, kind: str) -> tuple[float, float]:
 
 
 def _lean(run: RunFolder, held: Tree, kind: str) -> str:
-    """Too bold or too cautious, by how much: the same number as in the verdict."""
-    gap = run.summary.get("overconfidence", {}).get(kind, {}).get("mean")
-    if gap is None or held is not run.held_out:
-        sure, guess = held[f"{kind}.mean"].max(-1)
-        gap = (sure.double().mean() - (guess == held["y"]).double().mean()).item()
-    if abs(gap) < 0.0005:
-        return "mean confidence equals the accuracy"
-    way = "above the accuracy, too bold" if gap > 0 else "below the accuracy, too cautious"
-    return f"mean confidence is {100 * abs(gap):.1f} points {way} on average"
+    """Too bold or too cautious, by how much: as the verdict has it."""
+    gaps = run.summary.get("overconfidence", {}).get(kind, {}).get("per_seed", [])
+    if not gaps or held is not run.held_out:
+        sure, guess = held[f"{kind}.mean"].double().max(-1)
+        each, seeds = sure - (guess == held["y"]).double(), held["row"] // len(run.names)
+        gaps = [each[seeds == g].mean().item() for g in seeds.unique()]
+    way, size = boldness.direction(gaps)
+    return ", ".join(filter(None, (f"{way[0].lower()}{way[1:]}", size)))
 
 
 def _reliability(run: RunFolder, held: Tree, kinds: Sequence[str], name: str) -> Figure:
