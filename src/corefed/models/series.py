@@ -8,9 +8,9 @@ table are its steps, in their order, one number each.
     transformer   one block per width of `hidden`: attention, then an MLP, each on its normalised
                   input and added to it; a linear layer on the mean over steps
 
-They go through `torch.func.vmap` as the user's own networks do (`own.py`). torch's recurrent layers
-have no rule for vmap, so the cells are written in plain operations; tests compare them with those
-of torch. There is no dropout: a posterior over the weights takes its place.
+They are called as the user's own networks are (`own.py`), on a GPU by `torch.func.vmap`. torch's
+recurrent layers have no rule for that, so the cells are written in plain operations; tests compare
+them with those of torch. There is no dropout: a posterior over the weights takes its place.
 """
 
 from __future__ import annotations
