@@ -294,8 +294,9 @@ def test_the_smallest_target_in_reach_is_taken_and_said(run: Path, tmp_path: Pat
 def test_limits_of_reachable_targets_hold_at_once() -> None:
     """Broken in at most a tenth of 400 draws; exact where nothing is wrong."""
     (whole,) = selective.reachable(np.arange(40.0), np.zeros(40), 0.9)
-    assert whole.threshold == selective.Threshold(math.inf, 40, 40, 0)
-    assert whole.target == pytest.approx(1 - 0.025 ** (1 / 40))
+    above = np.nextafter(np.float32(39), np.float32(40))
+    assert whole.threshold == selective.Threshold(above, 40, 40, 0)
+    assert whole.target == pytest.approx(1 - 0.025 ** (1 / 39))
     rng = np.random.default_rng(0)
     broken = 0
     for _ in range(400):
