@@ -311,6 +311,7 @@ def test_what_was_looked_at_is_recorded(tmp_path: Path) -> None:
         (("widths=0",), ("widths",)),
         (("around=prior",), ("around", "posterior")),
         (("check_draws=1",), ("check_draws is 1", "at least 2")),
+        (("preset=paper", "zeta=0"), ("zeta is 0", "kl_weight=0")),
     ],
 )
 def test_settings_that_cannot_be(

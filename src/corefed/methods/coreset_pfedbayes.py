@@ -113,6 +113,11 @@ Posteriors = Callable[[Tree], tuple[Tensor, Tensor]]
 def check(config: Config) -> None:
     pfedbayes.check(config)
     check_coreset(config)
+    if config.preset == "paper" and config.kl_weight > 0 and config.zeta == 0:
+        raise UserError(
+            "zeta is 0, but the KL term of preset paper divides by it; give zeta a value, or leave "
+            "the term out by kl_weight=0."
+        )
 
 
 def check_coreset(config: OnCoreset) -> None:
