@@ -257,7 +257,8 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
         if seed == run.seeds[0] and run.data.startswith((*OWN, *datasets.IMAGES)):
             mark = fingerprint.of(dataset)
         data = federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
-        data = data._replace(fingerprint=mark)
+        redrawn = run.data.startswith("synthetic-")
+        data = data._replace(fingerprint=mark, source=None if redrawn else data.source)
         notes = (*data.notes, *said, *_test_share(run, spec, dataset)[1])
         if count != run.clients != Run.clients:
             notes = (*notes, f"clients is {run.clients}, but the data have {count}: all take part.")
