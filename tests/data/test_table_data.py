@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import corefed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -451,6 +452,23 @@ def test_floating_point_numbers_that_cannot_be_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", X=np.ones((6, 2)), y=np.array([0.5, 1] * 3))
     with pytest.raises(UserError, match="floating-point numbers that are not whole"):
         npz.read(tmp_path / "a.npz", 100, task="classification")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_hot_classes_are_not_learnt_as_numbers(tmp_path: Path, dtype: type) -> None:
+    """Each row has a single 1: classes. Two of them, or task=regression, make several targets."""
+    x, y = np.random.default_rng(0).normal(size=(30, 2)), np.eye(3, dtype=dtype)[np.arange(30) % 3]
+    file = tmp_path / "a.npz"
+    np.savez(file, X=x, y=y)
+    result = corefed("run", f"--data=npz:{file}", "--clients=2", "--out", tmp_path / "run")
+    assert result.code == 2 and not (tmp_path / "run").exists()
+    assert "a.npz has one 1 and zeros in every row" in result.err
+    assert "y.argmax(1)" in result.err and result.err.count("\n") == 1
+    with pytest.raises(UserError, match="y has one 1 and zeros in every row"):
+        memory.gather({"p": (x, y)}, None, "auto")
+    assert npz.read(file, 100, task="regression").y.shape == (30, 3)
+    np.savez(file, X=x, y=np.array([[1.0, 1.0], [1.0, 0.0]])[np.arange(30) % 2])
+    assert npz.read(file, 100).y.shape == (30, 2)
 
 
 # --- validation -----------------------------------------------------------------------------------
