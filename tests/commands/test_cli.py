@@ -381,3 +381,26 @@ def test_the_coreset_error_is_beside_that_of_a_random_subset(tmp_path: Path) -> 
     said = " ".join(result.out.split())
     ratio = json.loads((out / "summary.json").read_text())["coreset"]["over_uniform"]
     assert f"({ratio:.2f} times a random subset's)" in said
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("run", "--out"),
+        ("run", "--resume"),
+        ("report", "runs", "--out"),
+        ("predict", "run", "--input=x.csv", "--out"),
+        ("tune", "--out"),
+        ("coreset", "--data=digits", "--out"),
+        ("export", "run", "--out"),
+        ("datasets", "--show=digits", "--write"),
+        ("federation", "init", ""),
+    ],
+)
+def test_an_empty_name_is_not_the_working_folder(
+    asked: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = corefed(*asked, *([] if "" in asked else [""]))
+    assert result.code == 2 and "it is empty; name a file or folder" in result.err, result
+    assert not list(tmp_path.iterdir())

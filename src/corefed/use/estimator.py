@@ -205,6 +205,8 @@ class Federation(ScikitLearn):
 
     def save(self, folder: str | Path) -> Path:
         """Write the folder of a run, for `load` and all commands; it must not have one already."""
+        if not str(folder).strip():
+            raise UserError("save is given an empty name; name a folder.")
         ready, path = self._ready(), Path(folder)
         record.Folder(path).refuse_existing("save into another folder")
         if self._trained is None:
