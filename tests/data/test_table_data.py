@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -452,6 +453,25 @@ def test_floating_point_numbers_that_cannot_be_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", X=np.ones((6, 2)), y=np.array([0.5, 1] * 3))
     with pytest.raises(UserError, match="floating-point numbers that are not whole"):
         npz.read(tmp_path / "a.npz", 100, task="classification")
+
+
+def test_a_word_that_is_taken_for_missing_is_named(tmp_path: Path) -> None:
+    """Namibia's NA as a site or a class; a gap names no word."""
+    header = ("x", "site", "outcome")
+    rows = [(i / 7, ("NA", "EU")[i % 2], ("na", "b", "c")[i % 3]) for i in range(60)]
+    said = " ".join(read(write(tmp_path / "a.csv", header, rows)).notes)
+    assert "20 of 60 rows have no client; they are left out ('NA' means missing; write" in said
+    assert "20 of 60 rows have no target; they are left out ('na' means missing; write" in said
+    gaps = [(x, site, "" if y == "na" else y) for x, site, y in rows]
+    said = " ".join(read(write(tmp_path / "b.csv", header, gaps), client="").notes)
+    assert "20 of 60 rows have no target; they are left out." in said
+    alone, bare = [row for row in rows if row[2] != "c"], [(x, "NA", y) for x, _, y in rows]
+    for sentence, cells_of in (
+        ("there are no clients ('NA' means missing", bare),
+        ("there is nothing to learn ('na' means missing", alone),
+    ):
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            read(write(tmp_path / "c.csv", header, cells_of))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
