@@ -28,7 +28,7 @@ from corefed.models.network import PIXELS, STANDARDISED, Model, mlp
 from corefed.models.own import Factory
 from corefed.models.series import SERIES, Series
 from corefed.settings import class_weights
-from corefed.settings.config import check_cohort
+from corefed.settings.config import check_cohort, fit_rates
 from corefed.settings.devices import check_simulated
 from corefed.settings.run import CONVOLUTIONAL, MEMORY, OWN, Experiment, Run, default_scale
 from corefed.training import compiling, devices, local, others, storing, variants
@@ -97,18 +97,16 @@ def concrete(experiment: Experiment) -> Experiment:
         scale = default_scale(model)
         if run.data.startswith("table:") or (arrays is not None and len(arrays.shape) == 1):
             scale = "features"
-    return dataclasses.replace(
-        experiment,
-        run=dataclasses.replace(
-            run,
-            device=str(device_for(run.device)),
-            partition=run.partition or ("natural" if client else partition.default_for(run.data)),
-            client_column=client,
-            embedding=embedding,
-            model=model,
-            scale=scale,
-        ),
+    run = dataclasses.replace(
+        run,
+        device=str(device_for(run.device)),
+        partition=run.partition or ("natural" if client else partition.default_for(run.data)),
+        client_column=client,
+        embedding=embedding,
+        model=model,
+        scale=scale,
     )
+    return fit_rates(dataclasses.replace(experiment, run=run))
 
 
 def prepare(
