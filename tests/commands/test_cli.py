@@ -313,7 +313,23 @@ def test_divergence_is_told_and_what_was_recorded_kept(tmp_path: Path) -> None:
         "--out", tmp_path / "run",
     )  # fmt: skip
     assert result.code == 2
-    assert "Training diverged: in round" in result.err
+    assert "diverged: in round 1 the loss of seed 0 is nan, first at client 0." in result.err
+    assert "Lower eta_1 (1e+30 now) or eta_2" in result.err
+
+
+def test_a_later_divergence_keeps_the_rounds_before(tmp_path: Path) -> None:
+    """The first round's line and state are there, and no model of the second."""
+    run = tmp_path / "run"
+    result = corefed(
+        "run", "--data=synthetic-linear", "--clients=3", "--rounds=8", "--local-steps=1",
+        "--method=pfedbayes", "--device=cpu", "--set=optimizer=sgd", "--set=eta_1=50",
+        "--out", run,
+    )  # fmt: skip
+    assert result.code == 2 and "round 2" in result.err and "lower eta_1 (50 now)" in result.err
+    (line,) = (run / "rounds.jsonl").read_text().splitlines()
+    assert json.loads(line)["round"] == 1
+    assert (run / "checkpoint" / "000001-server.safetensors").exists()
+    assert not (run / "fitted.safetensors").exists()
 
 
 def test_corefed_alone_shows_its_help_and_no_empty_error() -> None:
@@ -381,3 +397,26 @@ def test_the_coreset_error_is_beside_that_of_a_random_subset(tmp_path: Path) -> 
     said = " ".join(result.out.split())
     ratio = json.loads((out / "summary.json").read_text())["coreset"]["over_uniform"]
     assert f"({ratio:.2f} times a random subset's)" in said
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("run", "--out"),
+        ("run", "--resume"),
+        ("report", "runs", "--out"),
+        ("predict", "run", "--input=x.csv", "--out"),
+        ("tune", "--out"),
+        ("coreset", "--data=digits", "--out"),
+        ("export", "run", "--out"),
+        ("datasets", "--show=digits", "--write"),
+        ("federation", "init", ""),
+    ],
+)
+def test_an_empty_name_is_not_the_working_folder(
+    asked: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = corefed(*asked, *([] if "" in asked else [""]))
+    assert result.code == 2 and "it is empty; name a file or folder" in result.err, result
+    assert not list(tmp_path.iterdir())

@@ -107,3 +107,31 @@ def test_all_files_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "a" / ".client-0.npz.tmp").write_text("of an attempt that was killed")
     export.write(dataset, splits, tmp_path / "a")
     assert sorted(os.listdir(tmp_path / "a")) == [f"client-{i}.npz" for i in range(3)]
+
+
+@pytest.mark.parametrize("scale", ["features", "client"])
+def test_a_client_has_the_numbers_of_a_table_that_a_simulation_trains_on(
+    scale: str, tmp_path: Path
+) -> None:
+    """Counts around 1e9 are one number in float32, where arrays are read; a simulation tells them
+    apart."""
+    path = tmp_path / "own.csv"
+    rows = [(10**9 + i % 3 - 1, "" if i % 9 == 0 else i / 7, i % 2) for i in range(60)]
+    path.write_text("\n".join(["count,dose,ill", *(",".join(map(str, row)) for row in rows)]))
+    flags = {"data": f"table:{path}", "target": "ill", "partition": "iid", "clients": 2}
+    shown = corefed(
+        "datasets", f"--show=table:{path}", "--target=ill", "--partition=iid", "--clients=2",
+        f"--set=scale={scale}", f"--write={tmp_path / 'dealt'}",
+    )  # fmt: skip
+    assert shown.code == 0, shown.err
+    simulated = setup.load(setup.concrete(config.resolve(flags={**flags, "scale": scale})).run)
+    own = [
+        local_data.read(str(tmp_path / "dealt" / f"client-{i}.npz"), test_fraction=0.5, seed=9)
+        for i in range(2)
+    ]
+    agreement = agree([local_data.describe(data) for data in own], (), "unit")
+    for i, data in enumerate(own):
+        assert len(data.x_train[:, 0].unique()) == 3
+        train, test, _ = fitting.fit(data, agreement)
+        assert torch.equal(train.x[0], simulated.train.x[i, : train.x.shape[1]])
+        assert torch.equal(test.x[0], simulated.test.x[i, : test.x.shape[1]])

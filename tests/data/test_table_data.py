@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from commands import corefed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -451,6 +453,42 @@ def test_floating_point_numbers_that_cannot_be_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", X=np.ones((6, 2)), y=np.array([0.5, 1] * 3))
     with pytest.raises(UserError, match="floating-point numbers that are not whole"):
         npz.read(tmp_path / "a.npz", 100, task="classification")
+
+
+def test_a_word_that_is_taken_for_missing_is_named(tmp_path: Path) -> None:
+    """Namibia's NA as a site or a class; a gap names no word."""
+    header = ("x", "site", "outcome")
+    rows = [(i / 7, ("NA", "EU")[i % 2], ("na", "b", "c")[i % 3]) for i in range(60)]
+    said = " ".join(read(write(tmp_path / "a.csv", header, rows)).notes)
+    assert "20 of 60 rows have no client; they are left out ('NA' means missing; write" in said
+    assert "20 of 60 rows have no target; they are left out ('na' means missing; write" in said
+    gaps = [(x, site, "" if y == "na" else y) for x, site, y in rows]
+    said = " ".join(read(write(tmp_path / "b.csv", header, gaps), client="").notes)
+    assert "20 of 60 rows have no target; they are left out." in said
+    alone, bare = [row for row in rows if row[2] != "c"], [(x, "NA", y) for x, _, y in rows]
+    for sentence, cells_of in (
+        ("there are no clients ('NA' means missing", bare),
+        ("there is nothing to learn ('na' means missing", alone),
+    ):
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            read(write(tmp_path / "c.csv", header, cells_of))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_hot_classes_are_not_learnt_as_numbers(tmp_path: Path, dtype: type) -> None:
+    """Each row has a single 1: classes. Two of them, or task=regression, make several targets."""
+    x, y = np.random.default_rng(0).normal(size=(30, 2)), np.eye(3, dtype=dtype)[np.arange(30) % 3]
+    file = tmp_path / "a.npz"
+    np.savez(file, X=x, y=y)
+    result = corefed("run", f"--data=npz:{file}", "--clients=2", "--out", tmp_path / "run")
+    assert result.code == 2 and not (tmp_path / "run").exists()
+    assert "a.npz has one 1 and zeros in every row" in result.err
+    assert "y.argmax(1)" in result.err and result.err.count("\n") == 1
+    with pytest.raises(UserError, match="y has one 1 and zeros in every row"):
+        memory.gather({"p": (x, y)}, None, "auto")
+    assert npz.read(file, 100, task="regression").y.shape == (30, 3)
+    np.savez(file, X=x, y=np.array([[1.0, 1.0], [1.0, 0.0]])[np.arange(30) % 2])
+    assert npz.read(file, 100).y.shape == (30, 2)
 
 
 # --- validation -----------------------------------------------------------------------------------

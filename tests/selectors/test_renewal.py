@@ -32,8 +32,8 @@ SIZES = (40, 25, 33)
 MODEL = mlp((6, 8, 3), Categorical(3))  # 56 weights below the last layer, 27 in it
 CHOICE = 2 + 64 * 27 / 83
 """Forward passes of a point that the default selector takes here."""
-CHECK = 1 + 64 * 27 / 83
-"""And a look at its error: half as many draws of the lower layers."""
+CHECK = 32
+"""And a look at its error, at 32 draws of all layers."""
 
 
 class Federation:
@@ -113,6 +113,16 @@ def test_how_often_the_question_is_asked() -> None:
     assert renewal.question_interval(Renewal(stale=0.5, check_every=5)) == 5
 
 
+def test_what_is_only_recorded_costs_a_fifth_of_training_at_most() -> None:
+    """32 passes of n points, over three of 100 points a step; a limit on staleness has its own."""
+    n = torch.tensor([100, 375, 1000, 4500])
+    found = renewal.check_interval(Renewal(), 32, n, Work(20, 100), 1)
+    assert found.tolist() == [200, 200, 540, 2400]
+    assert (32 * n[2:] / (found[2:] * 300)).tolist() == pytest.approx([0.2, 0.2], rel=0.02)
+    strict = renewal.check_interval(Renewal(stale=0.5), 32, n, Work(20, 100), 1)
+    assert strict.tolist() == [200] * 4
+
+
 def test_movement_by_hand() -> None:
     """sigma = 0.5; means moved by (1, 0) and (0.1, 0.1): 2 / sqrt 2 and 0.2 of it on average."""
     rho = gaussian.rho_of(torch.tensor(0.5))
@@ -190,7 +200,7 @@ def test_what_was_looked_at_is_counted() -> None:
 
 def test_the_error_is_looked_at_first_and_every_so_often() -> None:
     """A choice every 20 steps, a look every 60: the figure changes in rounds 0, 3, 6."""
-    federation = Federation(Work(20, 10), refresh_every=20, check_every=60)
+    federation = Federation(Work(20, 10), refresh_every=20, check_every=60, check_draws=8)
     assert federation.private["subset.held_out_error"].isnan().all()
     seen: list[Tensor] = []
     for _ in range(7):
@@ -210,7 +220,7 @@ def test_the_recorded_error_is_that_of_the_coreset_on_fresh_draws() -> None:
         w = federation.private["subset.weight"][row : row + 1, :size]
         places = potentials.widen(q[row : row + 1], (1.0,), "check")
         streams = Streams([Who(0, row)], 0)
-        g = potentials.stack(MODEL, places, own, 64, 1, streams, scaled=False)
+        g = potentials.stack(MODEL, places, own, 32, 32, streams, scaled=False)
         k = subset_size(own.size, 0.3)
         error, uniform = quality.judge(g, w, k, own.weight > 0)
         assert float(federation.private["subset.held_out_error"][row]) == pytest.approx(
@@ -301,6 +311,7 @@ def test_what_was_looked_at_is_recorded(tmp_path: Path) -> None:
         (("widths=0",), ("widths",)),
         (("around=prior",), ("around", "posterior")),
         (("check_draws=1",), ("check_draws is 1", "at least 2")),
+        (("preset=paper", "zeta=0"), ("zeta is 0", "kl_weight=0")),
     ],
 )
 def test_settings_that_cannot_be(

@@ -358,3 +358,39 @@ def test_a_misspelt_selector_is_answered_with_the_nearest() -> None:
 def test_every_solver_but_the_one_that_needs_posteriors_runs_in_a_federation() -> None:
     kind = get_type_hints(Selection)["solver"]
     assert set(get_args(kind)) == set(SOLVERS) - {"sparse-vi"}
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        ("fedavg", ("learning_rate",)), ("fedavg-ft", ("learning_rate", "adapt_rate")),
+        ("ditto", ("learning_rate", "personal_rate")), ("independent", ("learning_rate",)),
+        ("fedprox", ("learning_rate",)), ("scaffold", ("learning_rate",)),
+        ("fedrep", ("learning_rate",)), ("fedbabu", ("learning_rate", "adapt_rate")),
+        ("feddbe", ("learning_rate",)),
+    ],
+)  # fmt: skip
+def test_default_rates_fall_with_the_batch_where_networks_are_convolutional(
+    method: str, names: tuple[str, ...]
+) -> None:
+    """By sqrt(10 / 100) on 10 points; given rates, other networks and 100 points change nothing."""
+
+    def rates(**flags: object) -> list[float]:
+        found = config.fit_rates(resolve(flags={"method": method, **flags})).settings
+        return [getattr(found, name) for name in names]
+
+    usual = rates(model="cnn")
+    assert rates(model="cnn", batch_size=10) == pytest.approx([0.1**0.5 * r for r in usual])
+    assert rates(model="mlp", batch_size=10) == rates(model="cnn", batch_size=200) == usual
+    given = dict.fromkeys(names, 0.07)
+    assert rates(model="cnn", batch_size=10, **given) == [0.07] * len(names)
+
+
+def test_a_rate_that_is_not_used_stays_as_it_is() -> None:
+    """That of random-subset is for base=fedavg; a run's own file must be read again."""
+    for base in ("fedavg", "pfedbayes"):
+        flags = {"method": "random-subset", "model": "cnn", "batch_size": 25, "base": base}
+        found = config.fit_rates(resolve(flags=flags))
+        rate = 0.035 if base == "fedavg" else 0.07
+        assert to_dict(found)["learning_rate"] == pytest.approx(rate)
+        config.check(found)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from commands import SMALL, corefed
 
+from corefed import Federation
+from corefed.show import kept
 from corefed.training import classification, fitted, measured
 from corefed.training.classification import Predicted
 from corefed.use.export import package
@@ -167,3 +169,24 @@ def test_a_regression_has_its_metrics_in_the_record(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "run" / "summary.json").read_text())["measures"]
     assert set(told) == {"metrics"}
     assert set(told["metrics"]) == {"personal_rmse", "personal_nll", "global_rmse", "global_nll"}
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_run_knows_whether_its_seeds_test_the_same_points(given: bool, tmp_path: Path) -> None:
+    """Two clients and three seeds: points are a sample beside seeds only where they are given."""
+    g = np.random.default_rng(0)
+
+    def points(n: int) -> tuple[np.ndarray, np.ndarray]:
+        x = g.normal(size=(n, 3))
+        return x, (x[:, 0] + g.normal(size=n) > 0).astype(int)
+
+    data, test = ({name: points(n) for name in "ab"} for n in (60, 40))
+    federation = Federation(method="fedavg", rounds=2, hidden=(4,), seed=(0, 1, 2))
+    run = federation.fit(data, test=test if given else None).save(tmp_path / "run")
+    held = fitted.read_tensors(run, fitted.HELD_OUT)
+    each = [held[fitted.SOURCE][held["row"] // 2 == seed].sort().values.tolist() for seed in (0, 1)]
+    assert (each[0] == each[1]) == given
+    over = federation.summary_["measures"]["intervals_over"]
+    assert over == ("points and seeds" if given else "seeds")
+    found = kept.spread(*[(run, federation.summary_)] * 2, "accuracy", (0, 1, 2))
+    assert not isinstance(found, str) and found.over == over

@@ -133,3 +133,47 @@ def test_intervals_hold_where_clients_and_seeds_differ(metric: str) -> None:
         naive += abs(found.value) > 1.96 * math.sqrt(float(np.square(found.influence).sum()))
     assert missed / 400 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
     assert naive / 400 > 0.25
+
+
+@pytest.mark.parametrize(("C", "S"), [(2, 3), (4, 5)])
+@pytest.mark.parametrize("seeds_differ", [0.0, 1.0])
+def test_intervals_hold_where_few_clients_have_the_same_points_in_every_seed(
+    C: int, S: int, seeds_differ: float
+) -> None:
+    """Seven tenths of a point's gain are the same in all seeds, and seeds have an effect as large
+    as the points' together. In 400 draws at most 5 % and three standard errors of intervals may
+    miss 0. Seeds alone miss it two to six times as often where they differ little."""
+    g, missed, seeds_alone, n = np.random.default_rng(3), 0, 0, 50
+    client, seed = np.tile(np.repeat(np.arange(C), n), S), np.repeat(np.arange(S), C * n)
+    point = np.tile(np.arange(C * n), S)
+    for _ in range(400):
+        shared = math.sqrt(0.7) * g.normal(size=C * n)
+        own = math.sqrt(0.3) * g.normal(size=(S, C * n))
+        effect = math.sqrt(seeds_differ * S / (C * n)) * g.normal(size=(S, 1))
+        gains = shared + own + effect
+        found = clustered.over_seeds([clustered.mean(each) for each in gains], [C * n] * S)
+        assert found is not None
+        spread = clustered.spread(found.influence, client, seed, point)
+        assert (spread.over, spread.freedom) == ("points and seeds", S - 1)
+        missed += abs(found.value) > spread.reach
+        seeds_alone += abs(found.value) > clustered.spread(found.influence, client, seed).reach
+    most = 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+    assert missed / 400 <= most
+    assert seeds_differ or seeds_alone / 400 > most
+
+
+def test_points_that_seeds_draw_again_are_as_unknown() -> None:
+    """One point that a seed does not share, and the rule is that of seeds alone."""
+    g = np.random.default_rng(4)
+    client, seed = np.zeros(30, int), np.repeat(np.arange(3), 10)
+    influence, point = g.normal(size=30), np.tile(np.arange(10), 3)
+    same = clustered.spread(influence, client, seed, point)
+    order = g.permutation(10)  # a seed may have them in another order
+    mixed = np.concatenate([influence[:10][order], influence[10:]])
+    assert clustered.spread(
+        mixed, client, seed, np.concatenate([order, point[10:]])
+    ).error == pytest.approx(same.error)
+    point[0] = 99
+    assert clustered.spread(influence, client, seed, point) == clustered.spread(
+        influence, client, seed
+    )

@@ -77,7 +77,7 @@ def test_columns_in_another_order_at_another_client() -> None:
     one = Federation(**QUICK).fit({"a": (x[:60], y[:60]), "b": (x[60:], y[60:])})
     turned = x[list(reversed(x.columns))]
     two = Federation(**QUICK).fit({"a": (x[:60], y[:60]), "b": (turned[60:], y[60:])})
-    np.testing.assert_array_equal(one.predict_proba(x), two.predict_proba(x))
+    np.testing.assert_array_equal(one.global_.predict_proba(x), two.global_.predict_proba(x))
     with pytest.raises(UserError, match=r"X of client 'b' has no column age"):
         Federation(**QUICK).fit({"a": (x, y), "b": (x.drop(columns="age"), y)})
     with pytest.raises(UserError, match=r"X of client 'b' also has column more"):
@@ -161,10 +161,29 @@ def test_groups_are_the_clients_of_a_dictionary() -> None:
     score = by_groups.score(x, y, groups=site)
     assert score == (said == y).mean()
     assert score == by_groups.score({n: (x[site == n], y[site == n]) for n in names})
-    # Without groups, and for a stranger, it is the shared model.
     shared = by_groups.global_.predict_proba(x)
-    np.testing.assert_array_equal(by_groups.predict_proba(x), shared)
     np.testing.assert_array_equal(by_groups.predict_proba(x, groups=["new"] * 90), shared)
+
+
+def test_without_groups_it_is_refused_where_several_models_can_be_meant() -> None:
+    """One client's own model and a method's only one need no name."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 3))
+    plain = {k: v for k, v in QUICK.items() if k not in ("method", "eta_1")}
+    y, site = (x[:, 0] > 0).astype(int), ["a", "b", "b"] * 30
+    several = Federation(**QUICK).fit(x, y, groups=site)
+    for name, given in (("predict", ()), ("predict_proba", ()), ("score", (y,))):
+        with pytest.raises(ValueError, match="2 clients have models of their own") as refused:
+            getattr(several, name)(x, *given)
+        assert "groups=..." in str(refused.value) and "global_." in str(refused.value)
+    alone = Federation(**plain, method="independent").fit(x, y, groups=site)
+    with pytest.raises(UserError, match="name the client of each point") as refused:
+        alone.predict(x)
+    assert "global_" not in str(refused.value)
+    shared = Federation(**plain, method="fedavg").fit(x, y, groups=site)
+    np.testing.assert_array_equal(shared.predict(x), shared.global_.predict(x))
+    one = Federation(**QUICK).fit(x, y)
+    np.testing.assert_array_equal(one.predict(x), one.personal["all"].predict(x))
 
 
 @pytest.mark.parametrize(

@@ -507,6 +507,15 @@ def test_test_points_of_nobody() -> None:
         Federation(**QUICK).fit({"a": (X, Y, X, Y)}, test={"a": (X, Y)})
 
 
+def test_an_empty_name_is_not_the_working_folder(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="save is given an empty name"):
+        federation.save("")
+    assert not list(tmp_path.iterdir())
+
+
 def test_text_cannot_be_regressed_on() -> None:
     with pytest.raises(UserError, match="y has text; a regression needs numbers"):
         Federation(task="regression", **QUICK).fit({"a": (X, Y.astype(str).astype("U5") + "x")})

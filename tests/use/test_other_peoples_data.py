@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 from commands import Result, corefed
 
+from corefed.data import cells
+from corefed.data import table as table_data
+from corefed.data.table import Settings
 from corefed.training import fitted, reach
 from corefed.use import selective
 
@@ -294,8 +297,9 @@ def test_the_smallest_target_in_reach_is_taken_and_said(run: Path, tmp_path: Pat
 def test_limits_of_reachable_targets_hold_at_once() -> None:
     """Broken in at most a tenth of 400 draws; exact where nothing is wrong."""
     (whole,) = selective.reachable(np.arange(40.0), np.zeros(40), 0.9)
-    assert whole.threshold == selective.Threshold(math.inf, 40, 40, 0)
-    assert whole.target == pytest.approx(1 - 0.025 ** (1 / 40))
+    above = np.nextafter(np.float32(39), np.float32(40))
+    assert whole.threshold == selective.Threshold(above, 40, 40, 0)
+    assert whole.target == pytest.approx(1 - 0.025 ** (1 / 39))
     rng = np.random.default_rng(0)
     broken = 0
     for _ in range(400):
@@ -306,3 +310,46 @@ def test_limits_of_reachable_targets_hold_at_once() -> None:
     assert 0 < broken < 40
     assert selective.reachable([], [], 0.9) == []
     assert selective.rounded(selective.reachable([0.1], [1], 0.9)) == []
+
+
+# --- spreadsheets ---------------------------------------------------------------------------------
+
+
+def test_a_spreadsheet_computes_no_cell_of_the_predictions(tmp_path: Path) -> None:
+    """Names of patients, sites and classes that are formulas; read again, they are the same."""
+    rng = np.random.default_rng(0)
+    lines = [["patient", "site", "dose", "ill"]]
+    for i in range(90):
+        dose = rng.normal()
+        names = (f"@p{i}", ("=1+1", "north")[i % 2], f"{dose:.4f}", ("-no", "+yes")[dose > 0])
+        lines.append(list(names))
+    mine = tmp_path / "own.csv"
+    with mine.open("w", newline="") as file:
+        csv.writer(file).writerows(lines)
+    done = corefed(
+        "run", f"--data=table:{mine}", "--target=ill", "--client=site", "--rounds=2",
+        "--local-steps=5", "--set=hidden=4", "--set=evaluate_draws=2", "--set=ignore=patient",
+        "--device=cpu", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    out = tmp_path / "p.csv"
+    done = corefed("predict", tmp_path / "run", "--input", mine, "--out", out)
+    assert done.code == 0, done.err
+    rows = list(csv.DictReader(io.StringIO(out.read_text())))
+    assert [row["id"] for row in rows] == [f"'@p{i}" for i in range(90)]
+    assert {row["client"] for row in rows} == {"'=1+1", "north"}
+    assert {row["predicted"] for row in rows} <= {"'-no", "'+yes"}
+    texts = [cell for row in rows for cell in row.values() if not cells.is_number(cell)]
+    assert not any(text[:1] in "=+-@" for text in texts if text)
+    ignored = ("id", "model", "outside", "review", "predicted")
+    assert table_data.read(out, Settings("client", ignore=ignored), 100).labels == (
+        "=1+1", "north",
+    )  # fmt: skip
+
+
+def test_numbers_stay_numbers_in_a_file_for_spreadsheets() -> None:
+    for text in ("-0.5", "+3", "-1e-7", "north", "a=b", ""):
+        assert cells.marked(text) == text
+    for text in ("=1+1", "+cmd", "-x", "@sum", "\tx"):
+        assert cells.marked(text) == f"'{text}"
+    assert cells.as_name("'=1+1") == "=1+1" and cells.as_name("'quoted") == "'quoted"

@@ -104,16 +104,36 @@ def test_more_is_kept_than_by_a_binary_search() -> None:
 
 
 def test_the_fewest_points() -> None:
-    """0.95^45 = 0.0994 <= 0.1 < 0.95^44: 45 points without an error, no fewer."""
-    assert selective.fewest(0.05, 0.9) == 45
-    u = np.arange(45.0)
-    assert selective.threshold(u[:44], np.zeros(44), 0.05) == Threshold(-math.inf, 44, 0, 0)
-    assert selective.threshold(u, np.zeros(45), 0.05) == Threshold(math.inf, 45, 45, 0)
+    """0.95^45 = 0.0994 <= 0.1 < 0.95^44: 45 points without an error, and the largest."""
+    assert selective.fewest(0.05, 0.9) == 46
+    u = np.arange(46.0)
+    assert selective.threshold(u[:45], np.zeros(45), 0.05) == Threshold(-math.inf, 45, 0, 0)
+    found = selective.threshold(u, np.zeros(46), 0.05)
+    assert found == Threshold(just_above(45), 46, 46, 0)
+
+
+def just_above(largest: float) -> float:
+    return float(np.nextafter(np.float32(largest), np.float32(math.inf)))
+
+
+@pytest.mark.parametrize("largest", [0.0, 1.61, 1 / 3, 1e-30, 1e30])
+def test_nothing_above_the_largest_uncertainty_is_kept(largest: float) -> None:
+    """All held-out points are kept, those at the largest too; as predictions are compared."""
+    u = torch.rand(200, generator=torch.Generator().manual_seed(0)) * largest
+    u[:3] = largest
+    found = selective.threshold(u, torch.zeros(200), 0.05)
+    (promise,) = selective.reachable(u, torch.zeros(200))
+    assert found.kept == promise.threshold.kept == 200
+    for value in (found.value, promise.threshold.value):
+        assert bool((u < value).all())
+        above = torch.nextafter(u[0], torch.tensor(math.inf))
+        assert not bool(above < value)
+        assert not bool(torch.tensor(math.inf) < value)
 
 
 def test_no_points_at_all() -> None:
     assert selective.threshold([], [], 0.05) == Threshold(-math.inf, 0, 0, 0)
-    assert selective.points_needed([], [], 0.05, 0.9) == 45
+    assert selective.points_needed([], [], 0.05, 0.9) == 46
 
 
 def test_errors_at_the_uncertain_end_are_left_out() -> None:
@@ -135,7 +155,7 @@ def test_an_error_at_the_certain_end_does_not_end_it_all() -> None:
 def test_ties_are_never_divided() -> None:
     """All tied: everything or nothing. In three groups: whole groups."""
     same = np.zeros(200)
-    assert selective.threshold(same, np.zeros(200), 0.05).value == math.inf
+    assert selective.threshold(same, np.zeros(200), 0.05).value == just_above(0)
     many = np.arange(200) < 40
     assert selective.threshold(same, many, 0.05).kept == 0
     u = np.repeat([0.0, 1.0, 2.0], 200)
@@ -146,16 +166,19 @@ def test_ties_are_never_divided() -> None:
 
 
 def test_points_that_say_nothing_are_not_kept() -> None:
-    """NaN comes last, and is below no threshold but the infinite one, which it is not below."""
+    """NaN and infinity come last; `kept` counts what is below the threshold."""
     u = np.concatenate([np.arange(300.0), [math.nan] * 300])
     found = selective.threshold(u, np.isnan(u), 0.05)
-    assert 200 < found.kept <= 300
-    assert not (math.nan < found.value)
+    assert found == Threshold(just_above(299), 600, 300, 0)
+    assert int((u < found.value).sum()) == 300
+    u[300:] = math.inf
+    assert selective.threshold(u, np.isinf(u), 0.05) == found
+    assert selective.threshold([math.nan] * 99, np.zeros(99), 0.05).kept == 0
 
 
 def test_wanted_points() -> None:
     """Without an error the fewest; with errors below the target more; above it none would do."""
-    assert selective.points_needed(np.arange(10.0), np.zeros(10), 0.05, 0.9) == 45
+    assert selective.points_needed(np.arange(10.0), np.zeros(10), 0.05, 0.9) == 46
     wrong = np.arange(40) == 39  # 2.5 %
     some = selective.points_needed(np.arange(40.0), wrong, 0.05, 0.9)
     assert some is not None

@@ -110,5 +110,12 @@ Part = Annotated[float, Range(lambda v: 0 < v <= 1, "above 0 and at most 1")]
 Probability = Annotated[float, Range(lambda v: 0 < v < 1, "between 0 and 1")]
 PositiveInt = Annotated[int, at_least(1)]
 NotNegativeInt = Annotated[int, NOT_NEGATIVE]
+
+
+class Usual(float):
+    """A default learning rate of SGD, for steps on 100 points; `settings/config.py` fits it to a
+    run. A rate that a user gives is a plain number."""
+
+
 LearningRate = Annotated[float, POSITIVE, RATE, Times(1 / 8, 4)]
 Start = Annotated[float, POSITIVE, PER_RUN]

@@ -9,8 +9,9 @@ import io
 import os
 import re
 import sys
-from functools import cache
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Annotated, Any
 
 import click
 import typer
@@ -85,7 +86,27 @@ def _options(
 @cache
 def command() -> click.Command:
     """All commands, from the signatures of their functions: a tenth of a second, once."""
-    return typer.main.get_command(app)
+    found = typer.main.get_command(app)
+    for parameter in _parameters(found):
+        if isinstance(parameter.type, click.Path):
+            convert = partial(_named, parameter.type.convert)
+            parameter.type.convert = convert  # type: ignore[method-assign]
+    return found
+
+
+def _parameters(command: click.Command) -> Iterator[click.Parameter]:
+    yield from command.params
+    for one in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from _parameters(one)
+
+
+def _named(
+    convert: Callable[..., Any], value: Any, parameter: click.Parameter, context: click.Context
+) -> Any:
+    """A path; an empty text would be the working folder."""
+    if value == "":
+        raise click.BadParameter("it is empty; name a file or folder.", context, parameter)
+    return convert(value, parameter, context)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -38,6 +38,7 @@ def datasets(
 
     For tables, also what each column is, and what may go wrong.
     With --write, each client's points go into a file that a client of a real federation can read.
+    Rows of a table are written as a run trains on them: scaled, and missing numbers filled in.
     """
     from corefed.data import export, hints, validation
     from corefed.data.datasets import load  # torch takes a second
@@ -65,7 +66,7 @@ def datasets(
         }
         given = {key: value for key, value in flags.items() if value is not None}
         run = setup.concrete(resolve(None, given, assignments or [])).run
-        spec = run.partition
+        spec, scale = run.partition, run.scale
         dataset = setup.pool(run, spec, seed, labels_only=labels_only and not own)
     else:
         if target or client or assignments:
@@ -74,10 +75,10 @@ def datasets(
                 "also for image-folder:PATH."
             )
         dataset = load(show, data_dir, seed=seed, clients=clients, labels_only=labels_only)
-        spec = partition or default_for(show)
+        spec, scale = partition or default_for(show), "unit"
     splits = _print_split(show, dataset, spec, clients, seed)
     if write is not None:
-        export.write(dataset, splits, write)
+        export.write(dataset, splits, write, scale)
         say(f"wrote {len(splits)} files, client-0.npz and so on, into {write}", file=sys.stderr)
     checked = own or show.startswith("image-folder:")
     warnings = validation.find_warnings(dataset) if checked else []

@@ -19,6 +19,9 @@ MISSING = frozenset({"", "?", ".", "-", "na", "n/a", "nan", "null", "none"})
 BLOCK = 4096
 """Rows turned into numbers at once."""
 
+_COMPUTED = re.compile(r"[=+\-@\t\r]")
+"""How text begins that a spreadsheet would compute."""
+_MARKED = re.compile(r"'[=+\-@]")
 _WHOLE = re.compile(r"-?\d+\.0+")
 
 
@@ -37,7 +40,17 @@ def is_missing(cell: str) -> bool:
 def as_name(cell: str) -> str:
     """A cell as the name of a class, category or client: text unchanged, and 2.0 as 2."""
     text = cell.strip()
+    if _MARKED.match(text):
+        return text[1:]
     return text.partition(".")[0] if _WHOLE.fullmatch(text) else text
+
+
+def marked(text: str) -> str:
+    """Text for a CSV file: an apostrophe keeps a spreadsheet from computing it, as `as_name` knows.
+
+    Numbers stay as they are.
+    """
+    return f"'{text}" if _COMPUTED.match(text) and not is_number(text) else text
 
 
 def shorten(names: Sequence[str], most: int = 20) -> str:

@@ -52,6 +52,16 @@ def are_classes(values: npt.NDArray[Any]) -> bool:
     return are_few(len(np.unique(values)), len(values))
 
 
+def refuse_one_hot(values: npt.NDArray[Any], where: str) -> None:
+    """Refuse targets [n, d] of which each point has a single 1 among zeros: they mean classes."""
+    if values.shape[1] < 2 or not np.isin(values, (0, 1)).all() or (values.sum(1) != 1).any():
+        return
+    raise UserError(
+        f"{where} has one 1 and zeros in every row, which are classes; give their numbers by "
+        "y.argmax(1), or say task=regression to learn them as numbers."
+    )
+
+
 def said(where: str, labels: Sequence[str]) -> str:
     """The note about floating-point numbers that are classes."""
     return (

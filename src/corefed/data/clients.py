@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from corefed.base.errors import UserError
 from corefed.base.streamed import Streamed
@@ -40,6 +41,7 @@ class FederatedData(NamedTuple):
     preparations: tuple[Preparation, ...] = ()  # one per seed: how to prepare later points
     validation: ClientData | None = None  # [C, l, ...]; targets as those of test points
     fingerprint: Fingerprint | None = None  # of the user's own data, as they were read
+    source: Tensor | None = None  # [C, m] test points in the pool; None: each seed has its own
 
     def to(self, device: torch.device) -> FederatedData:
         validation = None if self.validation is None else self.validation.to(device)
@@ -61,6 +63,7 @@ class FederatedData(NamedTuple):
             test=of(self.test),
             validation=None if self.validation is None else of(self.validation),
             names=[self.names[row] for row in rows],
+            source=None if self.source is None else self.source[rows],
         )
 
     @property
@@ -111,6 +114,7 @@ def federate(
         validation=_pad(dataset, [one.validation for one in splits], preparation, called)
         if any(len(one.validation) for one in splits)
         else None,
+        source=pad_sequence([one.test for one in splits], batch_first=True),
     )
 
 
@@ -132,6 +136,7 @@ def stack(many: list[FederatedData]) -> FederatedData:
         if first.validation is not None
         else None,
         fingerprint=first.fingerprint,
+        source=_joined([one.source for one in many]),
     )
 
 
@@ -203,6 +208,14 @@ def _concatenate(many: list[ClientData]) -> ClientData:
         y=torch.cat([_lengthen(one.y, length) for one in many]),
         weight=torch.cat([_lengthen(one.weight, length) for one in many]),
     )
+
+
+def _joined(many: list[Tensor | None]) -> Tensor | None:
+    known = [one for one in many if one is not None]
+    if len(known) < len(many):
+        return None
+    length = max(one.shape[1] for one in known)
+    return torch.cat([_lengthen(one, length) for one in known])
 
 
 def _lengthen(values: Tensor, length: int) -> Tensor:

@@ -229,7 +229,10 @@ def _targets(ys: list[Array], task: str) -> tuple[Tensor, Array, tuple[str, ...]
     kinds = {"U" if y.dtype.kind in "OUS" else "f" if y.dtype.kind == "f" else "i" for y in ys}
     floats = task == "auto" and kinds == {"f"}
     if task == "regression" or (floats and not _few_whole(ys)):
-        return _regression(ys), np.empty(0), ()
+        targets = _regression(ys)
+        if floats:
+            class_names.refuse_one_hot(targets.numpy(), "y")
+        return targets, np.empty(0), ()
     if "U" in kinds and len(kinds) > 1:
         raise UserError("y has text at some clients and numbers at others; give all alike.")
     if kinds > {"f"} and task == "auto":

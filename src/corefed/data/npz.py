@@ -222,6 +222,8 @@ def _targets(path: Path, kind: str, y: Array, task: str) -> tuple[Tensor, tuple[
     floats = kind == "f" and task == "auto"
     classed = floats and y.shape[1] == 1 and class_names.are_classes(y[:, 0])
     if task == "regression" or (floats and not classed):
+        if floats:
+            class_names.refuse_one_hot(y, where)
         with np.errstate(over="ignore"):
             return torch.from_numpy(y.astype(np.float32)), ()
     if kind == "f":

@@ -14,7 +14,7 @@ import numpy as np
 
 from corefed.base.errors import UserError
 from corefed.data import values as cell_values
-from corefed.data.cells import is_number
+from corefed.data.cells import is_number, shorten
 from corefed.data.columns import LARGEST, Column
 from corefed.data.sources import Source
 from corefed.data.values import Cells
@@ -63,6 +63,7 @@ class Profile(NamedTuple):
     high: float
     whole: bool  # all numbers are whole
     too_large: tuple[int, str] | tuple[()] = ()  # row and cell of the first such number
+    gaps: tuple[str, ...] = ()  # of a target or client: words that were taken for missing
 
     @property
     def present(self) -> int:
@@ -82,6 +83,14 @@ class Profile(NamedTuple):
         return f"whose other cells are numbers{f' but for {others}' if others else ''}"
 
     @property
+    def taken_for_missing(self) -> str:
+        """The end of a sentence about cells that are missing: which words are."""
+        if not self.gaps:
+            return ""
+        words = shorten([repr(word) for word in self.gaps], 5)
+        return f" ({words} means missing; write another word where it is a name)"
+
+    @property
     def constant(self) -> bool:
         return len(self.values) == 1 and not self.missing
 
@@ -89,8 +98,9 @@ class Profile(NamedTuple):
 class _Tally:
     """The counts of a column so far."""
 
-    def __init__(self, most: int = MOST_VALUES) -> None:
-        self.most = most
+    def __init__(self, role: Role) -> None:
+        self.role, self.most = role, MOST_CLIENTS if role == "client" else MOST_VALUES
+        self.gaps: set[str] = set()
         self.rows = self.missing = self.texts = 0
         self.first_text = (0, "")
         self.too_large: tuple[int, str] | tuple[()] = ()
@@ -106,7 +116,10 @@ class _Tally:
         self.rows += len(values)
         self.texts += len(texts)
         there = values[~np.isnan(values)]
-        self.missing += len(values) - len(there) - len(texts)
+        missing = len(values) - len(there) - len(texts)
+        self.missing += missing
+        if missing and self.role in ("target", "client"):
+            self.gaps |= cell_values.gaps(cells)
         if len(there):
             self.low, self.high = min(self.low, there.min()), max(self.high, there.max())
             self.whole = self.whole and bool((there == np.floor(there)).all())
@@ -120,11 +133,11 @@ class _Tally:
                 self.overflown = True
                 self.values = Counter()
 
-    def profile(self, name: str, role: Role) -> Profile:
+    def profile(self, name: str) -> Profile:
         seen = self.low <= self.high
         return Profile(
             name,
-            role,
+            self.role,
             self.rows,
             self.missing,
             self.texts,
@@ -134,6 +147,7 @@ class _Tally:
             float(self.high) if seen else float("nan"),
             self.whole,
             self.too_large,
+            tuple(sorted(self.gaps)),
         )
 
 
@@ -143,12 +157,11 @@ def scan(source: Source, roles: dict[str, Role]) -> dict[str, Profile]:
     for name in used:
         if name in source.unfit:
             raise UserError(_unfit(source, name, roles[name]))
-    most = {"client": MOST_CLIENTS}
-    tallies = {name: _Tally(most.get(roles[name], MOST_VALUES)) for name in used}
+    tallies = {name: _Tally(roles[name]) for name in used}
     for block in source.blocks(used):
         for name, tally in tallies.items():
             tally.add(block.places, block.cells[name])
-    found = {name: tally.profile(name, roles[name]) for name, tally in tallies.items()}
+    found = {name: tally.profile(name) for name, tally in tallies.items()}
     if not next(iter(found.values())).rows:
         raise UserError(f"{source.path} has a header but no rows; it needs at least one point.")
     return found

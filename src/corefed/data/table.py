@@ -162,7 +162,8 @@ def _task(source: Source, target: Profile, settings: Settings) -> str:
     """classification or regression; a target that can be neither is refused."""
     where = f"Column {target.name!r} of {source.path}"
     if not target.present:
-        raise UserError(f"{where} is empty; there is nothing to predict.")
+        words = target.taken_for_missing
+        raise UserError(f"{where} is empty; there is nothing to predict{words}.")
     if target.too_large and not target.texts:
         raise UserError(profile.describe_large(source, target))
     line, cell = target.first_text
@@ -186,7 +187,8 @@ def _task(source: Source, target: Profile, settings: Settings) -> str:
         )
     if len(target.values) == 1 and not settings.partial:
         raise UserError(
-            f"{where} has one value only, {next(iter(target.values))!r}; there is nothing to learn."
+            f"{where} has one value only, {next(iter(target.values))!r}; there is nothing to learn"
+            f"{target.taken_for_missing}."
         )
     if task == "classification" and (not target.values or (not target.texts and not target.whole)):
         what = "numbers that are not whole" if target.values else "more than 10000 different values"
@@ -199,7 +201,7 @@ def _task(source: Source, target: Profile, settings: Settings) -> str:
 def _check_clients(source: Source, client: Profile) -> None:
     where = f"Column {client.name!r} of {source.path}"
     if not client.present:
-        raise UserError(f"{where} is empty; there are no clients.")
+        raise UserError(f"{where} is empty; there are no clients{client.taken_for_missing}.")
     if not client.values:
         raise UserError(
             f"{where} has more than {profile.MOST_CLIENTS} different values, and each would be a "
@@ -251,9 +253,11 @@ def _notes(
     else:
         low, high = profiles[target].low, profiles[target].high
         yield f"{target!r} is a number from {low:.6g} to {high:.6g}: a regression."
+    whose = {"target": target, "client": settings.client_column}
     for what, count in rows.left_out.items():
         if count:
-            yield f"{count} of {profiles[target].rows} rows have no {what}; they are left out."
+            words, many = profiles[whose[what]].taken_for_missing, profiles[target].rows
+            yield f"{count} of {many} rows have no {what}; they are left out{words}."
     special = (target, settings.client_column)
     lacking = [one for one in profiles.values() if one.missing and one.name not in special]
     if lacking:

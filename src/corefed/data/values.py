@@ -136,6 +136,13 @@ def names(cells: Cells) -> list[str]:
     return found
 
 
+def gaps(cells: Cells) -> set[str]:
+    """The words, as they are written, that stand for a missing cell."""
+    if isinstance(cells, np.ndarray):
+        return set()
+    return {each.strip() for each in _different(cells)[0] if is_missing(each)} - {""}
+
+
 def count(cells: Cells, values: Numbers, most: int) -> Counter[str] | None:
     """How often each name occurs; None where there are more than `most`.
 

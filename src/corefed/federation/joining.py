@@ -183,7 +183,7 @@ def complete_experiment(
         # As in a simulation of a table with standardised targets.
         learnt = OWN_NOISE.learn_noise
         run = dataclasses.replace(run, noise=OWN_NOISE.noise, learn_noise=learnt)
-    return dataclasses.replace(wanted, run=run)
+    return config.fit_rates(dataclasses.replace(wanted, run=run))
 
 
 def settings_as_toml(experiment: Experiment) -> str:

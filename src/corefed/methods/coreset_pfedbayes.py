@@ -113,6 +113,11 @@ Posteriors = Callable[[Tree], tuple[Tensor, Tensor]]
 def check(config: Config) -> None:
     pfedbayes.check(config)
     check_coreset(config)
+    if config.preset == "paper" and config.kl_weight > 0 and config.zeta == 0:
+        raise UserError(
+            "zeta is 0, but the KL term of preset paper divides by it; give zeta a value, or leave "
+            "the term out by kl_weight=0."
+        )
 
 
 def check_coreset(config: OnCoreset) -> None:
@@ -160,7 +165,7 @@ def on_coreset(
 
     # One that learns looks at each point once at the most.
     look = 1.0 if learns else renewal.selection_cost(config.selector, model, how)
-    look += quality.passes(model, how, when) if when.stale > 0 else 0.0
+    look += quality.passes(how, when) if when.stale > 0 else 0.0
 
     def init(private: Tree, data: ClientData) -> Tree:
         """One row per client; nobody has a coreset yet."""
@@ -194,8 +199,11 @@ def on_coreset(
         def ask(given: Tree, _: Streams) -> Tree:
             n = (given["points"] > 0).sum(-1)
             every = renewal.interval(when, cost, n, work, config.monte_carlo)
+            check_every = renewal.check_interval(
+                when, quality.passes(how, when), n, work, config.monte_carlo
+            )
             size = subset_size(n, config.fraction, work.points)
-            return renewal.ask(when, given, n, size, every)
+            return renewal.ask(when, given, n, size, every, check_every)
 
         if replay is None:
             answer = ask({**asked, "points": data.weight}, streams)
@@ -312,7 +320,7 @@ def on_coreset(
         state["over_uniform"] = torch.where(due, found.over_uniform, state["over_uniform"])
         if not printed:  # which measures in every round, and counts no passes
             state["checked"] = state["checked"].masked_fill(due, 0.0)
-            state["looked"] = state["looked"] + quality.passes(model, how, when) * due * data.size
+            state["looked"] = state["looked"] + quality.passes(how, when) * due * data.size
         return found
 
     def select_as_printed(

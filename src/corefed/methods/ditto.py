@@ -21,7 +21,7 @@ from typing import Annotated
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.settings import PER_RUN, LearningRate, Positive, Start, Times
+from corefed.base.settings import PER_RUN, LearningRate, Positive, Start, Times, Usual
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree
 from corefed.bayes import optim
 from corefed.methods import fedavg
@@ -38,9 +38,9 @@ class Config(fedavg.Steps):
 
     penalty: Annotated[Positive, PER_RUN, Times(1 / 16, 16)] = 0.1
     """Weight of ||v - w||^2 / 2 (lambda): more means less personal."""
-    personal_rate: LearningRate = 0.07
+    personal_rate: LearningRate = Usual(0.07)
     """Step size of the personal model."""
-    learning_rate: LearningRate = 0.07
+    learning_rate: LearningRate = Usual(0.07)
     """Step size of the shared model's training, as FedAvg's."""
     optimizer: optim.Rule = "sgd"
     """Update rule of both models: the shared model's restarts in each round, the personal one's

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.settings import LearningRate, Start, Times
+from corefed.base.settings import LearningRate, Start, Times, Usual
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import elbo, optim
 from corefed.bayes.predict import predictive_at
@@ -33,7 +33,7 @@ from corefed.models.network import Model
 class Steps:
     """Settings of the clients' steps, for every method that makes FedAvg's."""
 
-    learning_rate: LearningRate = 0.07
+    learning_rate: LearningRate = Usual(0.07)
     """Step size of the clients."""
     optimizer: optim.Rule = "sgd"
     """Update rule of the clients; momentum (of 0.9) and adam restart in each round. Each needs a

@@ -10,7 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from corefed.base.settings import PER_RUN, LearningRate, Positive, PositiveInt, Start, Times
+from corefed.base.settings import (
+    PER_RUN,
+    LearningRate,
+    Positive,
+    PositiveInt,
+    Start,
+    Times,
+    Usual,
+)
 from corefed.base.types import ClientData, Method, Tree
 from corefed.methods import fedavg
 from corefed.methods.fine_tuning import fine_tune
@@ -21,9 +29,9 @@ from corefed.models.network import Model
 class Config(fedavg.Config):
     """Settings of FedAvg with fine-tuning: those of FedAvg, and of the steps that follow."""
 
-    learning_rate: LearningRate = 0.07
+    learning_rate: LearningRate = Usual(0.07)
     """Step size of the clients in training."""
-    adapt_rate: Annotated[Positive, PER_RUN, Times(1 / 8, 4)] = 0.07
+    adapt_rate: Annotated[Positive, PER_RUN, Times(1 / 8, 4)] = Usual(0.07)
     """Step size of fine-tuning, which is plain SGD."""
     adapt_steps: PositiveInt = 20
     """Steps of fine-tuning to a personal model."""

@@ -18,7 +18,15 @@ from typing import Annotated
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.settings import PER_RUN, LearningRate, Positive, PositiveInt, Start, Times
+from corefed.base.settings import (
+    PER_RUN,
+    LearningRate,
+    Positive,
+    PositiveInt,
+    Start,
+    Times,
+    Usual,
+)
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import optim
 from corefed.bayes.predict import predictive_at
@@ -33,12 +41,12 @@ from corefed.models.network import Model
 class Config:
     """Settings of FedBABU."""
 
-    learning_rate: LearningRate = 0.07
+    learning_rate: LearningRate = Usual(0.07)
     """Step size of the body's training."""
     optimizer: optim.Rule = "sgd"
     """Update rule of the body's training, restarted in each round; momentum needs about a tenth of
     sgd's learning_rate, adam 0.005. Fine-tuning is always plain."""
-    adapt_rate: Annotated[Positive, PER_RUN, Times(1 / 8, 4)] = 0.07
+    adapt_rate: Annotated[Positive, PER_RUN, Times(1 / 8, 4)] = Usual(0.07)
     """Step size of fine-tuning, body and head."""
     adapt_steps: PositiveInt = 20
     """Steps of fine-tuning to a personal model."""

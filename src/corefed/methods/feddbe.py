@@ -32,7 +32,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
-from corefed.base.settings import PER_RUN, LearningRate, NotNegative, Start, Times
+from corefed.base.settings import PER_RUN, LearningRate, NotNegative, Start, Times, Usual
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import optim
 from corefed.bayes.predict import predictive_at
@@ -51,7 +51,7 @@ class Config(fedavg.Steps):
 
     regularisation: Annotated[NotNegative, PER_RUN, Times(1 / 16, 16)] = 1.0
     """Weight of the mean regularisation (kappa); 0 leaves the bias memory alone."""
-    learning_rate: LearningRate = 0.07
+    learning_rate: LearningRate = Usual(0.07)
     """Step size of the weights and of the bias memory."""
     optimizer: optim.Rule = "sgd"
     """Update rule of both: that of the weights restarts in each round, that of the memory goes on.

@@ -18,7 +18,7 @@ from typing import Annotated
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.settings import PER_RUN, LearningRate, Positive, Start, Times
+from corefed.base.settings import PER_RUN, LearningRate, Positive, Start, Times, Usual
 from corefed.base.types import Batch, ClientData, Method, Tree
 from corefed.bayes import optim
 from corefed.methods import fedavg
@@ -34,7 +34,7 @@ class Config(fedavg.Steps):
     """Weight of ||theta - w||^2 / 2 (mu): more means that clients stay nearer to the broadcast."""
     initial_std: Start = 0.1
     """Standard deviation of the initial weights of an MLP, as those of the Bayesian methods."""
-    learning_rate: LearningRate = 0.07
+    learning_rate: LearningRate = Usual(0.07)
     """Step size of the clients."""
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.settings import LearningRate, Probability, Start, Times
+from corefed.base.settings import LearningRate, Probability, Start, Times, Usual
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree
 from corefed.bayes import optim
 from corefed.bayes.predict import predictive_at
@@ -40,7 +40,7 @@ BODY, HEAD = "body.", "head."
 class Config:
     """Settings of FedRep."""
 
-    learning_rate: LearningRate = 0.07
+    learning_rate: LearningRate = Usual(0.07)
     """Step size of body and head (alpha)."""
     head_part: Probability = 0.5
     """Part of a round's local steps that train the head; those that follow train the body."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from corefed.base.rng import Streams
-from corefed.base.settings import LearningRate, Start, Times
+from corefed.base.settings import LearningRate, Start, Times, Usual
 from corefed.base.types import ClientData, Method, Traits, Tree
 from corefed.bayes import optim
 from corefed.methods import fedavg
@@ -22,7 +22,7 @@ from corefed.models.network import Model
 class Config(fedavg.Steps):
     """Settings of Independent: those of FedAvg, with defaults of their own."""
 
-    learning_rate: LearningRate = 0.035
+    learning_rate: LearningRate = Usual(0.035)
     """Step size of the clients."""
     optimizer: optim.Rule = "sgd"
     """Update rule of the clients; momentum (of 0.9) and adam go on from round to round. Each needs

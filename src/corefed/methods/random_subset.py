@@ -14,7 +14,7 @@ from torch import Tensor
 
 from corefed.base.errors import UserError
 from corefed.base.rng import Streams
-from corefed.base.settings import LearningRate, NotNegativeInt, Part, Unit
+from corefed.base.settings import LearningRate, NotNegativeInt, Part, Unit, Usual
 from corefed.base.types import ClientData, Method
 from corefed.methods import fedavg, pfedbayes
 from corefed.methods.subset import on_subset
@@ -28,7 +28,7 @@ class Config(pfedbayes.Config):
 
     base: Literal["pfedbayes", "fedavg"] = "pfedbayes"
     """The method that trains on the subset; fedavg takes learning_rate and initial_std alone."""
-    learning_rate: LearningRate = 0.07
+    learning_rate: LearningRate = Usual(0.07)
     """Step size of the clients' SGD (base fedavg)."""
     fraction: Part = 0.1
     """Part of each client's points it trains on: k = ceil(fraction n)."""

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.rng import Streams
-from corefed.base.settings import LearningRate, Start, Times
+from corefed.base.settings import LearningRate, Start, Times, Usual
 from corefed.base.types import Batch, ClientData, Method, Traits, Tree, Update
 from corefed.bayes import optim
 from corefed.bayes.predict import predictive_at
@@ -46,7 +46,7 @@ from corefed.models.network import Model
 class Config:
     """Settings of SCAFFOLD."""
 
-    learning_rate: LearningRate = 0.07
+    learning_rate: LearningRate = Usual(0.07)
     """Step size of the clients' SGD."""
     initial_std: Annotated[Start, Times(1 / 3, 3)] = 0.1
     """Standard deviation of the initial weights of an MLP, as those of the Bayesian methods."""

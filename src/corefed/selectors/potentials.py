@@ -101,7 +101,7 @@ def draw(
     visit: Visit | None = None,
 ) -> Tensor:
     """log p_{theta_s}(D_j) at S draws, [C, n, S]. `feature_draws` 0 draws all of theta S times."""
-    if model.head is None or feature_draws == 0 or feature_draws >= draws:
+    if model.head is None or feature_draws == 0 or feature_draws > draws:
         block = max(1, BLOCK // model.size)
         parts = []
         for start in range(0, draws, block):

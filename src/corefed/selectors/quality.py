@@ -3,11 +3,13 @@
 The error is ||y - Phi w||^2 / ||y||^2 on draws that the weights were not fitted to. The expected
 error of a uniform subset of the same size has a closed form. A ratio below 1 means a better fit
 than a random subset.
+
+Draws of a measurement share no layer: those that do leave out what the shared layers add to the
+error, most of it in a deep network. So each costs a forward pass of all points.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ from corefed.base.rng import Streams
 from corefed.base.types import ClientData
 from corefed.coreset.uniform import uniform_error
 from corefed.models.network import Model
-from corefed.selectors import potentials, sketches
+from corefed.selectors import potentials
 from corefed.selectors.frame import trim
 from corefed.selectors.matching import groups
 from corefed.selectors.settings import Renewal, Selection
@@ -50,7 +52,7 @@ def measure(
         part = trim(data, rows)
         places = potentials.widen(q[rows], how.widths, "check")
         g = potentials.stack(
-            model, places, part, when.check_draws, feature_draws(how), streams.subset(rows),
+            model, places, part, when.check_draws, when.check_draws, streams.subset(rows),
             scaled=len(places) > 1,
         )  # fmt: skip
         mine = w[rows][:, : part.weight.shape[1]]
@@ -58,15 +60,9 @@ def measure(
     return found
 
 
-def passes(model: Model, how: Selection, when: Renewal) -> float:
+def passes(how: Selection, when: Renewal) -> int:
     """Forward passes per point that a measurement costs."""
-    plain = replace(how, around="posterior", match="potentials", draws=when.check_draws)
-    return sketches.passes(model, replace(plain, feature_draws=feature_draws(how)))
-
-
-def feature_draws(how: Selection) -> int:
-    """Draws of the lower layers that a measurement shares: half of those of a selection."""
-    return -(-how.feature_draws // 2)
+    return len(how.widths) * -(-when.check_draws // len(how.widths))
 
 
 def judge(g: Tensor, w: Tensor, k: Tensor, mask: Tensor) -> Quality:

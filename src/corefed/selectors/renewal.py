@@ -27,6 +27,8 @@ from corefed.selectors import look_up, sketches
 from corefed.selectors.matching import draws_for
 from corefed.selectors.settings import Renewal, Selection
 
+MEASURED = 0.2
+"""What measurements that are only recorded may cost, as a part of training on all data."""
 LEAST = 20
 """Local steps: a budget's interval is at least this long, and a multiple of it."""
 
@@ -51,7 +53,17 @@ def interval(rule: Renewal, cost: float, n: Tensor, work: Work, draws: int) -> T
     return torch.round(wanted / LEAST).long().clamp_min(1) * LEAST
 
 
-def ask(rule: Renewal, state: Tree, n: Tensor, k: Tensor, every: Tensor) -> Tree:
+def check_interval(rule: Renewal, cost: float, n: Tensor, work: Work, draws: int) -> Tensor:
+    """[C] local steps between two measurements that cost so many passes per point."""
+    if rule.stale > 0:
+        return torch.full_like(n, rule.check_every)
+    allowed = replace(rule, refresh_every=0, budget=MEASURED)
+    return interval(allowed, cost, n, work, draws).clamp_min(rule.check_every)
+
+
+def ask(
+    rule: Renewal, state: Tree, n: Tensor, k: Tensor, every: Tensor, check_every: Tensor
+) -> Tree:
     """[C] each: k; who keeps all points; whose coreset is old; is due by its age; is to be measured
     if it is reselected; who has selected nothing yet."""
     age = state["age"]
@@ -59,7 +71,7 @@ def ask(rule: Renewal, state: Tree, n: Tensor, k: Tensor, every: Tensor) -> Tree
     old = (age < 0) | (age >= every)
     return {
         "k": k, "whole": whole, "old": old, "due": old & ~whole,
-        "check": (age < 0) | (state["checked"] >= rule.check_every),
+        "check": (age < 0) | (state["checked"] >= check_every),
         "fresh": (state["owed"] == 0).all(-1),
     }  # fmt: skip
 

@@ -87,7 +87,7 @@ def passes(model: Model, settings: Selection) -> float:
     draws, many = settings.draws or DRAWS, len(settings.widths)
     many *= 2 if settings.around == "path" else 1
     each, lower = -(-draws // many), -(-shared // many)
-    if model.head is None or lower == 0 or lower >= each:
+    if model.head is None or lower == 0 or lower > each:
         return many * each + 1.0  # one more for the gradients' norms
     part = (model.head.bias.stop - model.head.weight.start) / model.size
     return float(many * (lower + each * part))

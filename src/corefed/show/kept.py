@@ -64,7 +64,7 @@ def spread(
 
     from corefed.training import clustered
 
-    differences, clients = [], []
+    differences, clients, points = [], [], []
     for seed in seeds:
         mine, theirs = (_of_seed(*run, seed) for run in (one, two))
         if isinstance(mine, str):
@@ -78,10 +78,12 @@ def spread(
             return f"the test points of seed {seed} have no {metric}"
         differences.append(clustered.Estimate(a.value - b.value, a.influence - b.influence))
         clients.append(mine["row"].numpy())
+        points += [mine["source"].numpy()] if "source" in mine else []
     found = clustered.over_seeds(differences, [len(each) for each in clients])
     assert found is not None
     seed_of = np.repeat(np.arange(len(seeds)), [len(each) for each in clients])
-    return clustered.spread(found.influence, np.concatenate(clients), seed_of)
+    point = np.concatenate(points) if len(points) == len(seeds) else None
+    return clustered.spread(found.influence, np.concatenate(clients), seed_of, point)
 
 
 def _of_seed(path: Path, summary: Mapping[str, Any], seed: int) -> Tree | str:
@@ -95,6 +97,7 @@ def _of_seed(path: Path, summary: Mapping[str, Any], seed: int) -> Tree | str:
     g, clients = summary["seeds"].index(seed), summary["clients"]
     mine = found["row"] // clients == g
     names = {"point": "point", "y": "y", "mean": f"{kind}.mean", "total": f"{kind}.total"}
+    names |= {"source": "source"} if "source" in found else {}
     own = {name: found[key][mine] for name, key in names.items()}
     return {**own, "row": found["row"][mine] - g * clients}
 

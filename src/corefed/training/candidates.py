@@ -13,6 +13,7 @@ from corefed.settings import space as spaces
 from corefed.settings.run import Experiment
 from corefed.settings.space import Axis, Space
 from corefed.training import halving
+from corefed.training.setup import concrete
 
 CANDIDATES = 16
 VALIDATION = 0.2
@@ -49,6 +50,7 @@ def plan(
     devices.refuse(experiment.run, "A search")
     if candidates < FEWEST:
         raise UserError(f"candidates is {candidates}; it must be at least {FEWEST}.")
+    experiment = dataclasses.replace(experiment, settings=concrete(experiment).settings)
     axes = spaces.axes(experiment, space)
     return Plan(experiment, axes, spaces.candidates(experiment, axes, candidates))
 

@@ -39,9 +39,11 @@ class Predicted(NamedTuple):
     y: Array  # [n] class indices
     p: Array  # [n, classes]
     client: Array  # [n]
+    point: Array | None = None  # [n] the same number in all seeds; None: nothing is known
 
     def of(self, rows: Array) -> Predicted:
-        return Predicted(*(field[rows] for field in self))
+        point = None if self.point is None else self.point[rows]
+        return Predicted(self.y[rows], self.p[rows], self.client[rows], point)
 
 
 def read(model: Fitted, kind: str, g: int, file: str = fitted.HELD_OUT) -> Predicted | None:
@@ -57,7 +59,8 @@ def take(tensors: Tree, kind: str, g: int, clients: int) -> Predicted | None:
         return None
     p = tensors[f"{kind}.mean"][mine].double().numpy()
     row = (tensors["row"][mine] % clients).numpy()
-    return Predicted(tensors["y"][mine].numpy(), p, row)
+    point = tensors[fitted.SOURCE][mine].numpy() if fitted.SOURCE in tensors else None
+    return Predicted(tensors["y"][mine].numpy(), p, row, point)
 
 
 def thresholds(chosen_on: Predicted | None, classes: int) -> list[float] | None:
@@ -199,6 +202,8 @@ class _Valued:
         self.intervals, self.sizes = intervals, [len(one.y) for one in found]
         self.client = np.concatenate([one.client for one in found])
         self.seed = np.repeat(np.arange(len(found)), self.sizes)
+        points = [one.point for one in found if one.point is not None]
+        self.point = np.concatenate(points) if len(points) == len(found) else None
         self.over = ""  # what was a sample
 
     def area(self, each: Sequence[Estimate | None]) -> dict[str, Any]:
@@ -231,7 +236,7 @@ class _Valued:
         found = clustered.over_seeds(each, self.sizes)
         if found is None or not self.intervals:
             return found, None
-        spread = clustered.spread(found.influence, self.client, self.seed)
+        spread = clustered.spread(found.influence, self.client, self.seed, self.point)
         self.over = spread.over
         return found, spread
 

@@ -10,7 +10,9 @@ client are alike, and all that a seed trains is. With clients c and seeds s as c
 (two-way clustering: Cameron, Gelbach and Miller 2011), with Student's quantile of the smaller
 number of clusters - 1. Of a single seed V is V_clients. Fewer than `CLIENTS` clients are not a
 sample of clients: then they are taken as they are, and fewer than `SEEDS` seeds likewise. Where
-neither is a sample, points are.
+clients are no sample and all seeds test the same points, each of these takes the place of a client:
+seeds alone would tell how these points come out, and not others. Where neither clients nor seeds
+are a sample, points are.
 
 This is the one rule behind all intervals and tests of runs: the record's, those of `corefed
 measures`, `corefed compare` and the report.
@@ -44,7 +46,7 @@ class Spread(NamedTuple):
 
     error: float
     freedom: int
-    over: str  # what was a sample: clients and seeds, clients, seeds, or points
+    over: str  # what was a sample: clients and seeds, points and seeds, clients, seeds, or points
 
     @property
     def reach(self) -> float:
@@ -67,27 +69,40 @@ def quantile(freedom: int) -> float:
     return float(stdtrit(freedom, (1 + LEVEL) / 2))
 
 
-def spread(influence: Array, client: Array, seed: Array) -> Spread:
-    """Of an estimate of points [n], each of a client and a seed."""
+def spread(influence: Array, client: Array, seed: Array, point: Array | None = None) -> Spread:
+    """Of an estimate of points [n], each of a client and a seed.
+
+    `point` is the same number wherever seeds test the same point; None: nothing is known.
+    """
     clients, at_client = np.unique(client, return_inverse=True)
     seeds, at_seed = np.unique(seed, return_inverse=True)
     C, S = len(clients), len(seeds)
-    by_client, by_seed = _variance(influence, at_client, C), _variance(influence, at_seed, S)
-    if C >= CLIENTS and S >= SEEDS:
-        _, cell = np.unique(at_client * S + at_seed, return_inverse=True)
-        both = by_client + by_seed - _variance(influence, cell, int(cell.max()) + 1)
-        variance = max(both, by_client, by_seed)
-        return Spread(math.sqrt(variance), min(C, S) - 1, "clients and seeds")
     if S >= SEEDS:
-        return Spread(math.sqrt(by_seed), S - 1, "seeds")
+        if C >= CLIENTS:
+            return _crossed(influence, at_client, at_seed, "clients and seeds")
+        if point is not None:
+            points, at_point = np.unique(point, return_inverse=True)
+            cells = len(np.unique(at_point * S + at_seed))
+            if cells == len(influence) == len(points) * S:  # each seed tests all of them
+                return _crossed(influence, at_point, at_seed, "points and seeds")
+        return Spread(math.sqrt(_variance(influence, at_seed, S)), S - 1, "seeds")
     if C >= CLIENTS:
-        return Spread(math.sqrt(by_client), C - 1, "clients")
+        return Spread(math.sqrt(_variance(influence, at_client, C)), C - 1, "clients")
     # The same point may be tested by several seeds; as a sample, they are those of one.
     n = len(influence) // max(1, S)
     if n < 2:
         return Spread(math.nan, 1, "points")
     alike = S * float(np.square(influence).sum()) * n / (n - 1)
     return Spread(math.sqrt(alike), n - 1, "points")
+
+
+def _crossed(influence: Array, one: Array, seed: Array, over: str) -> Spread:
+    """V where clients, or points, and seeds are clusters."""
+    C, S = int(one.max()) + 1, int(seed.max()) + 1
+    _, cell = np.unique(one * S + seed, return_inverse=True)
+    by_one, by_seed = _variance(influence, one, C), _variance(influence, seed, S)
+    both = by_one + by_seed - _variance(influence, cell, int(cell.max()) + 1)
+    return Spread(math.sqrt(max(both, by_one, by_seed)), min(C, S) - 1, over)
 
 
 def _variance(influence: Array, place: Array, clusters: int) -> float:

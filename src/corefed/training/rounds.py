@@ -9,8 +9,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from corefed.base.errors import UserError
 from corefed.base.shown import say_note
 from corefed.base.types import ClientData, Tree
@@ -18,12 +16,13 @@ from corefed.data import streaming
 from corefed.data.clients import FederatedData
 from corefed.models.own import Factory
 from corefed.settings.config import to_dict
-from corefed.settings.run import Experiment, Run
+from corefed.settings.run import Experiment
 from corefed.training import (
     calibration,
     checkpoint,
     client_side,
     cost,
+    divergence,
     early,
     measured,
     parts,
@@ -187,7 +186,7 @@ class Simulation:
         clock = Clock(clients, method, cohorts)
         before, cohorts = self._selection_cost(), clock.cohorts
         updates, loss, examples = clients.train(t, servers, cohorts)
-        refuse_divergence(run, t, loss)
+        divergence.refuse(self.setup, t, loss, updates)
         self.changed(clients.rows_of(cohorts))
         sizes = [size_of(client_side.sent(method, server)) for server in servers]
         numbers: Line = {
@@ -213,7 +212,7 @@ class Simulation:
         """Metrics of the models as they are now; temperatures are fitted where there are points."""
         data = self.setup.data
         tested = self._evaluate(t, servers, data.test)
-        refuse_no_numbers(self.setup.experiment.run, t, tested)
+        refuse_no_numbers(self.setup.experiment, t, tested)
         line = tested.line(data.labels)
         if data.validation is not None:
             found = self._evaluate(t, servers, data.validation, elsewhere=False)
@@ -262,22 +261,15 @@ class Simulation:
         return sums
 
 
-def refuse_no_numbers(run: Run, t: int, tested: Evaluation) -> None:
+def refuse_no_numbers(experiment: Experiment, t: int, tested: Evaluation) -> None:
     """Metrics that are not finite, though there are points to test on."""
+    run = experiment.run
     for seed, metrics, clients in zip(run.seeds, tested.metrics, tested.clients, strict=True):
         wrong = [name for name, value in metrics.items() if not isfinite(value)]
         if wrong and any(value is not None for value in clients):
             raise UserError(
                 f"Predictions are no numbers: after round {t + 1} {wrong[0]} of seed {seed} is "
-                f"{metrics[wrong[0]]}. Look for extreme values by corefed datasets --show, or use "
-                "smaller learning rates; what was recorded up to the round before is kept."
-            )
-
-
-def refuse_divergence(run: Run, t: int, loss: Tensor) -> None:
-    for seed, value in zip(run.seeds, loss.tolist(), strict=True):
-        if not isfinite(value):
-            raise UserError(
-                f"Training diverged: in round {t + 1} the loss of seed {seed} is {value}. Use "
-                "smaller learning rates; what was recorded up to the round before is kept."
+                f"{metrics[wrong[0]]}. Look for extreme values by corefed datasets --show, or "
+                f"lower {divergence.rates(experiment)}; what was recorded up to the round before "
+                "is kept."
             )

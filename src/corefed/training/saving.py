@@ -26,6 +26,7 @@ from corefed.training.fitted import (
     MODELS,
     ROWS,
     SCHEMA,
+    SOURCE,
     VALIDATION,
     models_at,
     tempered,
@@ -124,7 +125,8 @@ def held_out_of(
     row [M] is the client's row and point [M] the number among its test points; y [M] or [M, d] is
     the truth. For each kind of model: KIND.mean, .total, .aleatoric and .epistemic. The personal
     models in `models` are those of `rows`, by default of all clients that are kept. `points` take
-    the place of the test points.
+    the place of the test points. Where several seeds split the same data, source [M] tells which
+    point each test point is.
     """
     run, data, method = trees.run, trees.data, trees.method
     rows = _rows(trees) if rows is None else rows
@@ -133,6 +135,8 @@ def held_out_of(
     real = test.weight > 0
     client, point = (each.cpu() for each in real.nonzero(as_tuple=True))
     tree = {"row": torch.tensor(rows)[client], "point": point, "y": test.y[real].cpu()}
+    if points is None and data.source is not None and len(trees.servers) > 1:
+        tree[SOURCE] = data.source[list(rows)][client, point]
     parts: dict[str, list[Tensor]] = {}
     many = 1
     if test.x.is_cuda:  # a GPU waits for launches; a CPU goes client by client, as it does later

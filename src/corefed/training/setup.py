@@ -28,7 +28,7 @@ from corefed.models.network import PIXELS, STANDARDISED, Model, mlp
 from corefed.models.own import Factory
 from corefed.models.series import SERIES, Series
 from corefed.settings import class_weights
-from corefed.settings.config import check_cohort
+from corefed.settings.config import check_cohort, fit_rates
 from corefed.settings.devices import check_simulated
 from corefed.settings.run import CONVOLUTIONAL, MEMORY, OWN, Experiment, Run, default_scale
 from corefed.training import compiling, devices, local, others, storing, variants
@@ -97,18 +97,16 @@ def concrete(experiment: Experiment) -> Experiment:
         scale = default_scale(model)
         if run.data.startswith("table:") or (arrays is not None and len(arrays.shape) == 1):
             scale = "features"
-    return dataclasses.replace(
-        experiment,
-        run=dataclasses.replace(
-            run,
-            device=str(device_for(run.device)),
-            partition=run.partition or ("natural" if client else partition.default_for(run.data)),
-            client_column=client,
-            embedding=embedding,
-            model=model,
-            scale=scale,
-        ),
+    run = dataclasses.replace(
+        run,
+        device=str(device_for(run.device)),
+        partition=run.partition or ("natural" if client else partition.default_for(run.data)),
+        client_column=client,
+        embedding=embedding,
+        model=model,
+        scale=scale,
     )
+    return fit_rates(dataclasses.replace(experiment, run=run))
 
 
 def prepare(
@@ -257,7 +255,8 @@ def load(run: Run, *, download: bool = True) -> FederatedData:
         if seed == run.seeds[0] and run.data.startswith((*OWN, *datasets.IMAGES)):
             mark = fingerprint.of(dataset)
         data = federate(dataset, splits, scale=run.scale, memory_mb=bound, names=names)
-        data = data._replace(fingerprint=mark)
+        redrawn = run.data.startswith("synthetic-")
+        data = data._replace(fingerprint=mark, source=None if redrawn else data.source)
         notes = (*data.notes, *said, *_test_share(run, spec, dataset)[1])
         if count != run.clients != Run.clients:
             notes = (*notes, f"clients is {run.clients}, but the data have {count}: all take part.")

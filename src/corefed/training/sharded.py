@@ -21,10 +21,9 @@ from corefed.base.rng import SERVER
 from corefed.base.types import ClientData, Tree, Update
 from corefed.data.clients import FederatedData
 from corefed.settings.run import Run
-from corefed.training import calibration, client_side, cost, sampling, shard_scores
+from corefed.training import calibration, client_side, cost, divergence, sampling, shard_scores
 from corefed.training.evaluate import Evaluation
 from corefed.training.loop import Answer, Line, size_of
-from corefed.training.rounds import refuse_divergence
 from corefed.training.setup import Setup
 from corefed.training.world import Shapes, World, blank, shapes_of
 
@@ -80,7 +79,7 @@ class Sharded:
     # --- a round --------------------------------------------------------------------------------
 
     def train(self, t: int, servers: Sequence[Tree], cohorts: Sequence[Sequence[int]]) -> Answer:
-        run, method = self.setup.experiment.run, self.setup.method
+        method = self.setup.method
         before = self._spent()
         trained = self._train(t, servers, cohorts)
         names, report = self._report()
@@ -90,7 +89,7 @@ class Sharded:
         every = _added(self.world.gather(mine))
         self.world.settle(bool(every[:, -1].any()))
         loss = every[:, 0] / every[:, CLIENTS]
-        refuse_divergence(run, t, loss)
+        divergence.refuse(self.setup, t, loss)
         updates = self._join(trained.updates, cohorts, servers, every)
         at = COLUMNS + 2 * len(names)
         sizes = [size_of(client_side.sent(method, server)) for server in servers]

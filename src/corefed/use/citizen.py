@@ -1,7 +1,7 @@
 """What scikit-learn expects of an estimator, for `Federation`; X and y of all clients in one.
 
-`groups` says whose points they are. A point of a client goes to its personal model; points of other
-clients, and points without groups, go to the shared one.
+`groups` says whose points they are. A point of a client goes to its personal model, and one of
+another client to the shared model. Without groups there must be one model that can be meant.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class ScikitLearn:
         groups = self.groups if groups is None else groups
         whose, X, _ = _divided(X, groups)
         if whose is None:
-            model = self._shared()
+            model = self._only_model(name)
             return np.asarray(getattr(model, name)(X))
         personal = self.personal
         rows: dict[Any, list[int]] = {}
@@ -164,10 +164,20 @@ class ScikitLearn:
         order = np.argsort(np.concatenate(list(rows.values())), kind="stable")
         return np.asarray(np.concatenate(parts)[order])
 
-    def _shared(self) -> Predictor:
-        """The model of points that nobody is named for."""
-        clients = list(self.personal) if "personal" in self._ready().kinds else []
-        return self.personal[clients[0]] if len(clients) == 1 else self.global_
+    def _only_model(self, name: str) -> Predictor:
+        """The model of points that nobody is named for: of the only client, or shared by all."""
+        kinds = self._ready().kinds
+        if "personal" not in kinds:
+            return self.global_
+        personal = self.personal
+        if len(personal) == 1:
+            return personal[next(iter(personal))]
+        shared = f", or ask the shared model by federation.global_.{name}(X)."
+        raise UserError(
+            f"Nothing says whose points these are, and {len(personal)} clients have models of "
+            f"their own: name the client of each point by {name}(X, groups=...)"
+            + (shared if "global" in kinds else ".")
+        )
 
     # --- what scikit-learn asks for ---------------------------------------------------------------
 

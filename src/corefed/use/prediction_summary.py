@@ -76,9 +76,8 @@ def sentences(about: dict[str, Any]) -> list[str]:
 def _promise(review: dict[str, Any]) -> str:
     if review["chosen_on"] == "none":
         return "no threshold can be promised"
-    value = review["threshold"]
-    limit = "all are kept" if value is None else f"kept below {value:.4g} ({review['by']})"
     return (
-        f"{limit}, for an error of at most {100 * review['target_error']:g} % among the kept, as "
-        f"{review['held_out_wrong']} of {review['held_out_kept']} held-out points were wrong there"
+        f"kept below {review['threshold']:.4g} ({review['by']}), for an error of at most "
+        f"{100 * review['target_error']:g} % among the kept, as {review['held_out_wrong']} of "
+        f"{review['held_out_kept']} held-out points were wrong there"
     )

@@ -7,6 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from corefed.data.cells import marked
 from corefed.data.preparation import Preparation
 from corefed.use.predictions import Predictions, half_width
 
@@ -18,7 +19,8 @@ def as_csv(
     preparation: Preparation,
     whose: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
-    """Numbers have float32's seven digits; `whose` has columns to put after the ids."""
+    """Numbers have float32's seven digits; text that a spreadsheet would compute is marked. `whose`
+    has columns to put after the ids."""
     columns: dict[str, Sequence[Any]] = dict(whose or {})
     if preparation.labels:
         columns |= _class_columns(found, preparation)
@@ -30,9 +32,9 @@ def as_csv(
         columns["review"] = ["yes" if each else "no" for each in found.review.tolist()]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["id", *columns])
+    writer.writerow(["id", *map(marked, columns)])
     for row in zip(ids, *columns.values(), strict=True):
-        writer.writerow([f"{v:.7g}" if isinstance(v, float) else v for v in row])
+        writer.writerow([f"{v:.7g}" if isinstance(v, float) else marked(v) for v in row])
     return text.getvalue()
 
 

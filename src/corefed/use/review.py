@@ -8,6 +8,7 @@ is taken instead; a target that the user names is never changed.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -102,35 +103,37 @@ def flag_for(
 ) -> Flag:
     """The threshold for a client, from its own held-out points, or from those of all clients.
 
-    These are two guarantees, each at the confidence level. The second is about the average over
-    clients. Clients' numbers of points are fixed, which makes its tests conservative: a sum of
-    errors at different rates varies less than a binomial (Hoeffding 1956). Without a client, only
-    the second is left.
+    These are two attempts, and without a named target the smallest one that can be promised is a
+    third. Each that its number of points allows has an equal share of what may go wrong, so the
+    promise that comes of them holds at the confidence that is asked for. The second is about the
+    average over clients. Clients' numbers of points are fixed, which makes its tests conservative:
+    a sum of errors at different rates varies less than a binomial (Hoeffding 1956). Without a
+    client, it is the first.
     """
     kind, (g, i) = kind_of(model, kind), model.place(client or model.names[0], seed)
     u, wrong, row = held_out(model, settings, g, kind)
     target, confidence = settings.target_error or TARGET, settings.confidence
-    own = row == i if client is not None else torch.zeros_like(row, dtype=torch.bool)
-    several = client is None or len(model.names) > 1
-    known = _reachable(u, wrong, own, several, confidence)
+    named = settings.target_error is not None
+    sets = _sets(row, None if client is None else i, len(model.names))
+    enough = [s for s, mine in sets if int(mine.sum()) >= selective.fewest(target, confidence)]
+    level = _shared(confidence, len(enough) + (not named))
+    # Beside a named target they are a promise of their own.
+    known = _reachable(u, wrong, sets, confidence if named else level)
     promises = tuple(promise for _, promise in known)
-    mine = selective.threshold(u[own], wrong[own], target, confidence)
-    if mine.kept:
-        return Flag(mine, "client", (), target, promises)
-    why = _why(mine.points, target, confidence)
     promise = f"an error of {target:.3g} among the kept at confidence {confidence:.3g}"
-    if several:
-        everyone = selective.threshold(u, wrong, target, confidence)
-        if everyone.kept:
+    why = "no held-out points"
+    for source, mine in sets:
+        found = selective.threshold(u[mine], wrong[mine], target, level)
+        if found.kept:
             note = (
                 f"{client} has {why} to promise {promise}; the threshold is from the "
-                f"{everyone.points} held-out points of all {len(model.names)} clients, and the "
+                f"{found.points} held-out points of all {len(model.names)} clients, and the "
                 "promise is about their average."
             )
-            notes = (note,) if client is not None else ()
-            return Flag(everyone, "run", notes, target, promises)
-        why = _why(everyone.points, target, confidence)
-    if settings.target_error is None and known:
+            notes = (note,) if source == "run" and client is not None else ()
+            return Flag(found, source, notes, target, promises)
+        why = _why(found.points, target, level)
+    if not named and known:
         source, least = known[0]
         whose = "of all clients, and the promise is about their average" if source == "run" else ""
         note = (
@@ -139,7 +142,8 @@ def flag_for(
             f"{least.threshold.kept} kept held-out points {whose or f'of {client}'} were wrong."
         )
         return Flag(least.threshold, source, (note,), least.target, promises)
-    needed = selective.points_needed(u, wrong, target, confidence)
+    level = _shared(confidence, len(sets) + (not named))  # points would be enough for all attempts
+    needed = selective.points_needed(u, wrong, target, level)
     advice = (
         f"it takes about {needed} held-out points"
         if needed is not None
@@ -153,16 +157,27 @@ def flag_for(
     return Flag(Threshold(-math.inf, len(u), 0, 0), "none", (note,), target, promises)
 
 
+def _sets(row: Tensor, i: int | None, clients: int) -> list[tuple[str, Tensor]]:
+    """Which held-out points a threshold may come from: the client's, then those of all clients."""
+    sets = [("client", row == i)] if i is not None and bool((row == i).any()) else []
+    if i is None or clients > 1:
+        sets.append(("run", torch.ones_like(row, dtype=torch.bool)))
+    return sets
+
+
+def _shared(confidence: float, attempts: int) -> float:
+    """The confidence of each of so many attempts, one of which will be picked."""
+    return 1 - (1 - confidence) / max(1, attempts)
+
+
 def _reachable(
-    u: Tensor, wrong: Tensor, own: Tensor, several: bool, confidence: float
+    u: Tensor, wrong: Tensor, sets: Sequence[tuple[str, Tensor]], confidence: float
 ) -> list[tuple[str, Promise]]:
     """Round targets and their source: each from the points that can promise it, own points first.
 
-    Both sets of points are looked at, so each has half of what may go wrong.
+    All sets of points are looked at, so each has its share of what may go wrong.
     """
-    sets = [("client", own)] if bool(own.any()) else []
-    sets += [("run", torch.ones_like(own))] if several else []
-    level = 1 - (1 - confidence) / max(1, len(sets))
+    level = _shared(confidence, len(sets))
     found: dict[float, tuple[str, Promise]] = {}
     for source, mine in sets:
         for promise in selective.rounded(selective.reachable(u[mine], wrong[mine], level)):

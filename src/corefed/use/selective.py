@@ -15,12 +15,19 @@ it are independent draws of u < t, so their errors e are Binomial(M, R(t)), and
 
 is a p-value of "R(t) > target". M = m unless uncertainties are tied; ties are kept together.
 
+**The last threshold.** For m = n all held-out points are kept, and t is just above u_n, the largest
+uncertainty: nothing is known of points beyond it. Given u_n, the n - 1 others are draws of u < t,
+and p is computed for M = n - 1 with the errors of all n points. If only one point can be at u_n,
+these are at least as many as those of the others, so p is valid. Where several can be tied there
+and err more often than R(t), the errors of all n points are stochastically larger than those of
+Binomial(n, R(t)); where they err less often, the others' larger than Binomial(n - 1, R(t)).
+
 **Many thresholds.** The numbers m_1 < ... < m_K = n are fixed before any label is seen: evenly,
-from the fewest points that could pass; for m = n all are kept. They are tested in this order as in
-Wiens (2003), "A fixed sequence Bonferroni procedure": test k has the level delta w_k, plus the
-level of test k - 1 if that passed. The last threshold that passes is used. The first test gets half
-of delta, because the later ones build on it. The others share the rest, so that one error among the
-most certain points does not end the sequence.
+from the fewest points that could pass. They are tested in this order as in Wiens (2003), "A fixed
+sequence Bonferroni procedure": test k has the level delta w_k, plus the level of test k - 1 if that
+passed. The last threshold that passes is used. The first test gets half of delta, because the later
+ones build on it. The others share the rest, so that one error among the most certain points does
+not end the sequence.
 
 The thresholds are quantiles of the same points; the p-values are valid all the same. Which
 thresholds violate the target depends on how many points lie between the values where R crosses it.
@@ -93,21 +100,33 @@ def threshold(
     errors = np.concatenate([[0.0], np.cumsum(e)])
     best, passed = Threshold(-math.inf, n, 0, 0), 0.0
     for m, share in _tests(n, target, delta):
-        value = float(u[m]) if m < n else math.inf
-        kept = int(np.searchsorted(u, value))  # strictly below: fewer than m where u_(m) is tied
+        value, kept, draws = _below(u, m)
         level = delta * share + passed
-        p = float(bdtr(errors[kept], kept, target)) if kept else 1.0
+        p = float(bdtr(errors[kept], draws, target)) if errors[kept] < draws else 1.0
         passed = level if p <= level else 0.0
         if p <= level:
             best = Threshold(value, n, kept, round(float(errors[kept])))
     return best
 
 
+def _below(u: npt.NDArray[np.float64], m: int) -> tuple[float, int, int]:
+    """The threshold for m of the sorted points, the points below it, and M."""
+    known = int(np.isfinite(u).sum())
+    if m < known:
+        kept = int(np.searchsorted(u, u[m]))  # fewer than m where u_(m) is tied
+        return float(u[m]), kept, kept
+    if not known:
+        return -math.inf, 0, 0
+    with np.errstate(over="ignore"):
+        last = np.float32(u[known - 1])  # predictions are compared in float32
+    return float(np.nextafter(last, np.float32(math.inf))), known, known - 1
+
+
 def _tests(n: int, target: float, delta: float) -> list[tuple[int, float]]:
     """(m_k, w_k): points to keep, and share of delta."""
     if n < fewest(target, 1 - delta):
         return []
-    start = min(n, fewest(target, 1 - FIRST * delta))
+    start = min(n, fewest(target, 1 - FIRST * delta) - 1)
     numbers = np.unique(np.linspace(start, n, TESTS).round().astype(int)).tolist()
     rest = len(numbers) - 1
     shares = [FIRST, *[(1 - FIRST) / rest] * rest] if rest else [1.0]
@@ -115,8 +134,9 @@ def _tests(n: int, target: float, delta: float) -> list[tuple[int, float]]:
 
 
 def fewest(target: float, confidence: float) -> int:
-    """The smallest m that can pass, without errors: (1 - target)^m <= 1 - confidence."""
-    return math.ceil(math.log(1 - confidence) / math.log1p(-target))
+    """The fewest points that can pass, without errors: M with (1 - target)^M <= 1 - confidence,
+    and one more, which says where the threshold is."""
+    return math.ceil(math.log(1 - confidence) / math.log1p(-target)) + 1
 
 
 class Promise(NamedTuple):
@@ -136,12 +156,10 @@ def reachable(uncertainty: Values, wrong: Values, confidence: float = 0.9) -> li
     level = (1 - confidence) / len(PARTS)
     found: list[Promise] = []
     for part in PARTS if n else ():
-        m = math.ceil(part * n)
-        value = float(u[m]) if m < n else math.inf
-        kept = int(np.searchsorted(u, value))
+        value, kept, draws = _below(u, math.ceil(part * n))
         count = round(float(errors[kept]))
-        if kept > count:
-            limit = float(betaincinv(count + 1, kept - count, 1 - level))
+        if draws > count:
+            limit = float(betaincinv(count + 1, draws - count, 1 - level))
             found.append(Promise(limit, Threshold(value, n, kept, count)))
     best: list[Promise] = []
     for each in sorted(found, key=lambda each: (each.target, -each.threshold.kept)):
@@ -166,7 +184,7 @@ def points_needed(
     """About how many held-out points like these are needed to keep any; None: no number would do.
 
     Let r be the lowest error rate of the m most certain of the n points. M such points pass once
-    P( Binomial(M, target) <= r M ) <= delta, which takes M n / m points in all.
+    P( Binomial(M - 1, target) <= r M ) <= delta, which takes M n / m points in all.
     """
     from scipy.special import bdtr  # as above
 
@@ -178,7 +196,7 @@ def points_needed(
     rates = np.cumsum(e)[m - 1] / m
     r, part = rates.min(), m[rates.argmin()] / n
     M = np.geomspace(least, MOST * least, 400).round().astype(int)
-    passes = bdtr(np.ceil(r * M), M, target) <= 1 - confidence
+    passes = bdtr(np.ceil(r * M), M - 1, target) <= 1 - confidence
     return math.ceil(M[passes.argmax()] / part) if passes.any() else None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -253,15 +252,10 @@ def _review(model: Fitted, kind: str, g: int, client: str | None) -> list[str]:
     if flag.source == "none":
         return [*words, *map(markdown, flag.notes)]
     t = flag.threshold
-    limit = (
-        "Every prediction is kept"
-        if math.isinf(t.value)
-        else f"Predictions with a total uncertainty below {t.value:.4f} are kept, the others are "
-        "for a person to review"
-    )
     chosen = (
-        f"{limit}: {promise}. Chosen on {t.points} held-out points, of which {t.kept} were kept "
-        f"and {t.wrong} of these wrong."
+        f"Predictions with a total uncertainty below {t.value:.4f} are kept, the others are for a "
+        f"person to review: {promise}. Chosen on {t.points} held-out points: {t.kept} were kept, "
+        f"{t.wrong} of these wrong."
     )
     return [*words, chosen, *map(markdown, flag.notes)]
 
