@@ -38,7 +38,7 @@ from corefed.training import (
 from corefed.training.fitted import Fitted
 from corefed.training.newcomers import Newcomer
 from corefed.training.progress import progress
-from corefed.use import arguments, forks, newcomer, tuned
+from corefed.use import arguments, newcomer, tuned
 from corefed.use.citizen import ScikitLearn, by_client, not_fitted, value_errors
 from corefed.use.predictor import Personal, Predictor
 from corefed.use.tuned import Tune
@@ -107,7 +107,6 @@ class Federation(ScikitLearn):
         self._names: list[Any] = []
         self._joined: dict[str, Newcomer | None] = {}  # None: in the folder that was loaded
         tuned.wanted(self._experiment(), tune)  # refuses misspelt settings at once
-        forks.compute_alone()
 
     @value_errors
     def fit(
