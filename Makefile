@@ -7,7 +7,7 @@ FEDERATION := runs/federation-demo
 # Under make -j the steps would share two cores and mix what they print.
 .NOTPARALLEL:
 .PHONY: help install run federation-demo test lint format check unit federations jax notebooks \
-	wheel-check docs docs-serve house clean
+	wheel-check processors same docs docs-serve house clean
 
 help:
 	@echo "make install      everything, for the tests, the pages and the studies"
@@ -17,6 +17,8 @@ help:
 	@echo "make lint         style, types and the order of imports"
 	@echo "make check        tests only; make check ARGS='-k coreset' picks some"
 	@echo "make unit, federations, jax, notebooks    the parts of make check, one after the other"
+	@echo "make processors   numerical tests again, with the arithmetic of three other processors"
+	@echo "make same AS=COMMIT   does this tree give the numbers of that commit, to the bit?"
 	@echo "make format       put the code into shape"
 	@echo "make wheel-check  build the wheel and run it from outside the source tree"
 	@echo "make docs         build the documentation into site/; make docs-serve shows it"
@@ -121,9 +123,9 @@ export COREFED_DATA := $(abspath ../shared/data)
 endif
 endif
 
-# Two processes of one thread each: on two cores faster than one process of two threads. Exit code 5
-# of pytest is that ARGS picked none of these. `tests/conftest.py` says where marked tests lie.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+# Two processes with the threads that users have, which sleep while they wait. Exit code 5 of pytest is
+# that ARGS picked none of these. `tests/conftest.py` says where marked tests lie.
+PYTEST := OMP_NUM_THREADS=$(or $(THREADS),2) OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2
 unit: install
 	@echo "==> tests (data: $${COREFED_DATA:-only what is built in})"
 	$(PYTEST) --dist worksteal -m 'not federation and not jax' $(ARGS) || [ $$? -eq 5 ]
@@ -140,6 +142,28 @@ jax: install
 notebooks: install
 	@echo "==> notebooks"
 	$(PYTEST) --nbmake --nbmake-timeout=300 examples/notebooks $(ARGS) || [ $$? -eq 5 ]
+
+# Numerical tests with the arithmetic of other processors: of Intel's with AVX2 and with SSE4.2, and
+# of MKL's kernels that all have. On a machine with a lesser processor these change little.
+PROCESSORS := 'MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2' \
+	'MKL_ENABLE_INSTRUCTIONS=SSE4_2 ATEN_CPU_CAPABILITY=default' MKL_CBWR=COMPATIBLE
+NUMERICAL := $(addprefix tests/,selectors coreset bayes golden/test_golden.py models training)
+processors: install
+	@for processor in $(PROCESSORS); do \
+		echo "==> numerical tests with $$processor"; \
+		env $$processor $(PYTEST) --dist worksteal -m 'not federation and not jax' $(NUMERICAL) \
+			$(ARGS) || exit 1; \
+	done
+
+# The golden cases by the package of a commit and by this tree's, on this machine. `AS` is also
+# make's own name of an assembler, hence its origin.
+same: install
+ifneq ($(filter default undefined,$(origin AS)),)
+	@echo "Name a commit to compare with: make same AS=HEAD; CASES=methods/ picks cases by a part of" \
+		"their name, THREADS=2 runs them on two threads." >&2; exit 2
+else
+	@$(BIN)/python tests/golden/same.py '$(AS)' --cases '$(CASES)' --threads $(or $(THREADS),1)
+endif
 
 # The wheel is made from the source archive, and installed into a folder of its own that comes
 # before the source tree on the path. It trains and compares there.

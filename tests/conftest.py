@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 if TYPE_CHECKING:
     from federation_processes import Federation
 
-# Tests run side by side in processes; OpenMP threads of one would spin while another computes.
-torch.set_num_threads(1)
+# Two threads, as users have several, which sleep while they wait, as those of `corefed` do: tests
+# run side by side. Read when torch is loaded, and by what tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A test's files need not outlive the machine, and waiting for the disk took a quarter of the time
 # of those that federate in one process. Tests that count calls put their own in its place.

@@ -225,7 +225,11 @@ def test_loop_and_vmap_agree(model: str, name: str) -> None:
 
 @every_series
 def test_it_learns_which_of_two_bumps_comes_first(model: str) -> None:
-    """Up then down, or down then up, at any two places."""
+    """Up then down, or down then up, at any two places.
+
+    At this rate losses end near 0.001. At twice the rate attention swings, on each kind of
+    processor otherwise.
+    """
     g = torch.Generator().manual_seed(0)
     y = torch.randint(2, (2, 40), generator=g)
     places = torch.rand(2, 40, 8, generator=g).argsort(-1)[..., :2].sort(-1).values
@@ -235,7 +239,7 @@ def test_it_learns_which_of_two_bumps_comes_first(model: str) -> None:
     made = own.build(
         model, (8,), Categorical(2), memory_mb=100, batch=8, factory=Series(model, (6, 6), (16,))
     )
-    config = registry.config_class("independent")(learning_rate=0.02, optimizer="adam")
+    config = registry.config_class("independent")(learning_rate=0.01, optimizer="adam")
     losses = run(registry.build("independent", config, made), data, rounds=120).losses
     assert losses[-1].item() < 0.3 * math.log(2) < math.log(2) < 2 * losses[0].item()
 

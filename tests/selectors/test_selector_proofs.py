@@ -162,6 +162,14 @@ def test_herding_follows_the_mean_of_each_class() -> None:
     assert first.sum(-1).tolist() == [40, 25]
 
 
+def test_herding_takes_the_first_of_two_points_that_are_equally_far() -> None:
+    """Of a class of two both are: on each kind of processor, rounding would decide otherwise."""
+    h = torch.randn(300, 2, 7, generator=torch.Generator().manual_seed(0))
+    at, one = torch.arange(600).view(300, 2), torch.ones(300, dtype=torch.int64)
+    weight = herding.follow(h, classes.Groups(at, torch.ones(300, 2, dtype=torch.bool), one, 1))
+    assert weight.tolist() == [[2.0, 0.0]] * 300
+
+
 def test_k_centre_covers_within_twice_the_smallest_radius() -> None:
     look = look_of("classes", (12, 10), (3, 4))
     weight = selectors.get("k-centre")(look).weight

@@ -191,7 +191,7 @@ def test_test_points_take_no_part_in_temperatures(tmp_path: Path) -> None:
     So the threshold is chosen on points that the temperatures have not seen, and its guarantee
     holds.
     """
-    settings = [*SETTINGS, "local_steps=60", "eta_1=0.01", "eta_2=0.01", "anneal=0"]
+    settings = [*SETTINGS, "local_steps=200", "eta_1=0.01", "eta_2=0.01", "anneal=0"]
     experiment = setup.concrete(resolve(None, {"method": "pfedbayes"}, settings))
     data = setup.load(experiment.run)
     assert data.validation is not None

@@ -57,11 +57,8 @@ class Choice(NamedTuple):
 
 
 def trim(data: ClientData, rows: list[int]) -> ClientData:
-    """Some clients, padded to the largest of them only; padding comes last.
-
-    So a client alone has the same shapes, and bit-identical results, in every call: A-IHT can turn
-    a rounding error into another coreset.
-    """
+    """Some clients, padded to the largest of them only, as points that are none cost as much as
+    others; padding comes last."""
     here = data.of(rows)
     n = int(here.size.max())
     return ClientData(*(field[:, :n] for field in here))

@@ -21,6 +21,9 @@ from corefed.selectors.frame import Choice, Look
 
 ROOM = 1 << 26
 """Features of a stack of groups, at most: 256 MiB."""
+TIE = 1e-6
+"""Difference of costs that counts as a tie, as a part of the largest: rounding of float32. The two
+points of a class are equally far from their mean, and so are equal points."""
 
 
 def select(look: Look) -> Choice:
@@ -38,12 +41,15 @@ def follow(h: Tensor, groups: Groups) -> Tensor:
     mean = (h * groups.real.unsqueeze(-1)).sum(1) / size
     h = h - mean.unsqueeze(1)  # from the mean: smaller squares, and m is 0
     half = h.square().sum(-1).mul_(0.5)
+    tie = TIE * (half * groups.real).amax(-1, keepdim=True)
     taken = ~groups.real
     ahead = torch.zeros_like(mean)  # the sum of the picks, to be kept near 0
     picks = []
     for _ in range(groups.most):
         cost = torch.bmm(h, ahead.unsqueeze(-1)).squeeze(-1) + half
-        pick = cost.masked_fill_(taken, torch.inf).argmin(-1, keepdim=True)
+        cost.masked_fill_(taken, torch.inf)
+        best = cost.amin(-1, keepdim=True) + tie  # of those that tie, the first
+        pick = (cost <= best).byte().argmax(-1, keepdim=True)
         taken = taken.scatter(-1, pick, True)
         ahead = ahead + h.take_along_dim(pick.unsqueeze(-1), 1).squeeze(1)
         picks.append(pick)

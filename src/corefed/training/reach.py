@@ -42,6 +42,8 @@ from corefed.data.cells import shorten
 from corefed.data.preparation import Preparation, Scale
 
 FILE = "reach.safetensors"
+ROUNDED_UP = 1 + 1e-6
+"""A limit is kept as a float32, which may be below the distance that it is to allow."""
 
 
 class Reach(NamedTuple):
@@ -135,7 +137,7 @@ def extend(known: Reach, points: Tensor) -> Reach:
         low=torch.minimum(known.low, flat.amin(0)),
         high=torch.maximum(known.high, flat.amax(0)),
         centre=known.centre[-1:],
-        limit=known.limit[-1:].clamp_min(float(far.max())),
+        limit=known.limit[-1:].clamp_min(float(far.max()) * ROUNDED_UP),
     )
 
 
