@@ -27,7 +27,7 @@ from corefed.selectors import look_up, sketches
 from corefed.selectors.matching import draws_for
 from corefed.selectors.settings import Renewal, Selection
 
-MEASURED = 0.2
+MEASURED = 0.05
 """What measurements that are only recorded may cost, as a part of training on all data."""
 LEAST = 20
 """Local steps: a budget's interval is at least this long, and a multiple of it."""

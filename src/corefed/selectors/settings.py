@@ -118,6 +118,6 @@ class Renewal:
     and use uniform weights where they are better; 0: never for this reason."""
     check_every: Annotated[PositiveInt, Unit("local steps"), ABLATION] = 200
     """Least time between two measurements of that error. Where they decide nothing (stale=0), they
-    are no more frequent than at a fifth of the cost of training on all data."""
+    are no more frequent than at a twentieth of the cost of training on all data."""
     check_draws: Annotated[int, at_least(2), ABLATION] = 32
     """Fresh draws per measurement, of all layers."""
