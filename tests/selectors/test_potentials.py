@@ -98,7 +98,7 @@ def test_full_draws_are_log_likelihoods_under_pi(likelihood: Likelihood) -> None
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
 @pytest.mark.parametrize("widths", [(2,), (2, 4), (2, 4, 3)])
-@pytest.mark.parametrize(("draws", "groups"), [(12, 4), (10, 4), (5, 1)])
+@pytest.mark.parametrize(("draws", "groups"), [(12, 4), (10, 4), (5, 1), (6, 6)])
 def test_shared_features_are_full_draws_with_another_head(
     likelihood: Likelihood, widths: tuple[int, ...], draws: int, groups: int
 ) -> None:
@@ -125,7 +125,7 @@ def test_without_a_head_or_with_few_draws_all_of_theta_is_drawn() -> None:
     model = mlp((2, 4, 3), likelihood)
     pi = posterior(model.size)
     full = draw(model, pi, data, 6, streams(1), "coreset")
-    assert torch.equal(draw(model, pi, data, 6, streams(1), "coreset", 6), full)
+    assert torch.equal(draw(model, pi, data, 6, streams(1), "coreset", 7), full)
     module = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3))
     other = draw(from_module(module, likelihood), pi, data, 6, streams(1), "coreset", 2)
     torch.testing.assert_close(other, full)

@@ -100,7 +100,8 @@ def draw(
     feature_draws: int = 0,
     visit: Visit | None = None,
 ) -> Tensor:
-    """log p_{theta_s}(D_j) at S draws, [C, n, S]. `feature_draws` 0 draws all of theta S times."""
+    """log p_{theta_s}(D_j) at S draws, [C, n, S]. `feature_draws` 0 draws all of theta S times; so
+    does S, whose points are gone through in parts."""
     if model.head is None or feature_draws == 0 or feature_draws > draws:
         block = max(1, BLOCK // model.size)
         parts = []

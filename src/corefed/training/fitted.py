@@ -52,7 +52,7 @@ SHARED = "global"
 KINDS = ("personal", SHARED)
 """Models that are kept, where the method has them."""
 SOURCE = "source"
-"""Which point of the data each held-out one is, of runs with several seeds that split one pool."""
+"""Which point of the data each held-out one is, of runs of several seeds that split one pool."""
 ROWS = "rows"
 """Which clients have a personal model, where not all have."""
 PERSONALIZED = "personalized"

@@ -18,7 +18,7 @@ from corefed.base.types import ClientData, Tree
 from corefed.bayes import uncertainty
 from corefed.bayes.uncertainty import Prediction
 from corefed.data.clients import FederatedData
-from corefed.training import calibration, client_side, reach, reach_fitting
+from corefed.training import calibration, client_side, clustered, reach, reach_fitting
 from corefed.training.fitted import (
     DATA,
     HELD_OUT,
@@ -125,8 +125,8 @@ def held_out_of(
     row [M] is the client's row and point [M] the number among its test points; y [M] or [M, d] is
     the truth. For each kind of model: KIND.mean, .total, .aleatoric and .epistemic. The personal
     models in `models` are those of `rows`, by default of all clients that are kept. `points` take
-    the place of the test points. Where several seeds split the same data, source [M] tells which
-    point each test point is.
+    the place of the test points. Where seeds enough to be a sample split the same data, source [M]
+    tells which point each test point is.
     """
     run, data, method = trees.run, trees.data, trees.method
     rows = _rows(trees) if rows is None else rows
@@ -135,7 +135,7 @@ def held_out_of(
     real = test.weight > 0
     client, point = (each.cpu() for each in real.nonzero(as_tuple=True))
     tree = {"row": torch.tensor(rows)[client], "point": point, "y": test.y[real].cpu()}
-    if points is None and data.source is not None and len(trees.servers) > 1:
+    if points is None and data.source is not None and len(trees.servers) >= clustered.SEEDS:
         tree[SOURCE] = data.source[list(rows)][client, point]
     parts: dict[str, list[Tensor]] = {}
     many = 1
