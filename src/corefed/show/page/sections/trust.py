@@ -236,9 +236,7 @@ def _thresholds(held: Tree, kind: str, seeds: Sequence[int]) -> ReportTable:
         rows.append(
             (
                 f"{100 * target:g} %",
-                TableCell("none", 0.0) if found.kept == 0
-                else TableCell("all kept", math.inf) if math.isinf(found.value)
-                else number(found.value, ".4g"),
+                number(found.value, ".4g") if found.kept else TableCell("none", 0.0),
                 percent(found.kept / found.points),
                 percent(found.wrong / found.kept if found.kept else None, 2),
             )
