@@ -76,6 +76,18 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For small convolutions: two threads wait for each other longer than they compute, and tests
+    side by side took ten times as long."""
+    import torch  # takes a second, and reads the variables above
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def heard() -> Iterator[None]:
     """Ctrl-C as Python takes it; a shell has what it runs in the background ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -337,6 +337,7 @@ def test_loop_and_vmap_agree(name: str, settings: dict[str, Any], way: str) -> N
     assert_same(all_, one, **TIGHT)
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_it_learns() -> None:
     """A bright spot on the left or on the right, which no single pixel gives away."""
     g = torch.Generator().manual_seed(0)

@@ -151,6 +151,7 @@ def test_an_mlp_keeps_its_batch() -> None:
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_cnn_takes_fewer_points_and_the_same_alone_and_stacked() -> None:
     plain = trained(**CNN)
     stacked, alone = (trained(**CNN, batch_by_gain=True, runtime=r) for r in ("vmap", "loop"))
@@ -166,6 +167,7 @@ def test_a_cnn_takes_fewer_points_and_the_same_alone_and_stacked() -> None:
     assert 0 < looked <= 0.02 * (passes[1] - looked)
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_under_a_deadline_passes_are_counted_as_they_are_taken() -> None:
     timed = {**CNN, "speeds": "600", "deadline": 1.0, "local_epochs": 40, "late": "fit"}
     done = trained(**timed, batch_by_gain=True)
