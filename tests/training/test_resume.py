@@ -35,6 +35,7 @@ COMMAND = (sys.executable, "-m", "corefed", "run")
 SUICIDES = """
 import json, os, signal, sys, time
 import sklearn.datasets
+import torch
 from corefed import train
 from corefed.commands import cli
 from corefed.training import record, rounds, setup
@@ -66,11 +67,13 @@ def dying_unlink(path, **more):
     if "checkpoint" in str(path) and at("before a removal"):
         die()
     unlink(path, **more)
+threads = torch.get_num_threads()
 for line in sys.stdin:
     place, count, *arguments = json.loads(line)
     child = os.fork()
     if child == 0:
         os.write, os.replace, os.unlink = dying_write, dying_replace, dying_unlink
+        torch.set_num_threads(threads)  # a forked process has one, which rounds otherwise
         sys.exit(cli.main(arguments))
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """

@@ -109,6 +109,9 @@ def serve(orders: socket.socket) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)  # it ends with SuperExec, after its children
     sandbox.prepare(sandbox.allowed_kind())
     _import_all()
+    import torch
+
+    threads = torch.get_num_threads()
     orders.sendall(READY)
     children: set[int] = set()
     unread = b""
@@ -126,6 +129,9 @@ def serve(orders: socket.socket) -> NoReturn:
             child = os.fork()
             if child == 0:
                 orders.close()
+                torch.set_num_threads(
+                    threads
+                )  # nothing was computed here: OpenMP has no threads yet
                 _run_child(line.decode())
             children.add(child)
 
