@@ -125,12 +125,14 @@ endif
 
 # Two processes with the threads that users have, which sleep while they wait. Exit code 5 of pytest is
 # that ARGS picked none of these. `tests/conftest.py` says where marked tests lie.
-PYTEST := OMP_NUM_THREADS=$(or $(THREADS),2) OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2
+PYTEST = OMP_NUM_THREADS=$(or $(THREADS),2) OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2
 unit: install
 	@echo "==> tests (data: $${COREFED_DATA:-only what is built in})"
 	$(PYTEST) --dist worksteal -m 'not federation and not jax' $(ARGS) || [ $$? -eq 5 ]
 
-# Two files at a time: those of a file share one federation.
+# Two files at a time: those of a file share one federation. Its six processes, which have a machine
+# each elsewhere, share these cores: one thread each.
+federations: THREADS := 1
 federations: install
 	@echo "==> tests of real federations: processes that are killed, frozen and made to lie"
 	$(PYTEST) --dist loadfile -m federation $(ARGS) || [ $$? -eq 5 ]

@@ -76,7 +76,7 @@ SIZES = {
     resnet.NAME: "channels=16,16", "lstm": "hidden=64", "gru": "hidden=64",
 }  # fmt: skip
 ROUNDING, RARE, STEP = 1e-4, 1e-4, 0.01
-"""A rounding of float32 is 1e-7, and six steps of hundreds of sums leave 1e-5. Adam divides by the
+"""A rounding of float32 is 1e-7, and four steps of hundreds of sums leave 1e-5. Adam divides by the
 size of a gradient, so where that is nearly 0 rounding decides: seen for 2 of 140,000 entries, by
 0.0005. One step of Adam is 0.01 at most."""
 
@@ -98,9 +98,9 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def run(threads: int, name: str, *words: str) -> dict[str, Tensor]:
     torch.set_num_threads(threads)
     done = corefed(
-        "run", "--data=digits", "--clients=4", "--rounds=2", "--local-steps=3", "--set=keep=0.5",
-        "--set=evaluate_draws=2", "--set=batch_size=16", "--device=cpu", "--out", name, "-q",
-        *words,
+        "run", "--data=digits", "--clients=4", "--rounds=2", "--local-steps=2", "--set=keep=0.5",
+        "--set=evaluate_draws=1", "--set=evaluate_every=2", "--set=batch_size=16", "--device=cpu",
+        "--out", name, "-q", *words,
     )  # fmt: skip
     assert done.code == 0, done.err
     model = next((word.partition("=")[2] for word in words if word.startswith("--model=")), "mlp")
@@ -120,7 +120,7 @@ def compare(*words: str) -> None:
         assert (off > ROUNDING * (1 + value.abs())).float().mean() <= RARE, name
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedbayes", "coreset-pfedbayes"])
+@pytest.mark.parametrize("method", ["fedavg", "coreset-pfedbayes"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_network(network: str, method: str) -> None:
     sizes = f"--set={SIZES.get(network, 'hidden=128')}"
@@ -146,7 +146,7 @@ def fit(**given: object) -> Tensor:
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(240, 64, generator=g).numpy(), torch.arange(240).numpy() % 10
     sites = [f"site {i % 4}" for i in range(240)]
-    settings = {"rounds": 2, "local_steps": 3, "hidden": 128, "batch_size": 16, **given}
+    settings = {"rounds": 1, "local_steps": 3, "hidden": 128, "batch_size": 16, **given}
     federation = Federation(**settings).fit(x, y, groups=sites)
     return torch.from_numpy(federation.predict_proba(x, groups=sites))
 
