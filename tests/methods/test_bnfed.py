@@ -21,7 +21,8 @@ from corefed.methods import bnfed, registry
 from corefed.methods.layers import join, split, take
 from corefed.methods.pfnm import Prior, match_networks
 from corefed.models.likelihood import Categorical, Gaussian
-from corefed.models.network import Model, from_module, mlp
+from corefed.models.modules import from_module
+from corefed.models.network import Model, mlp
 from corefed.settings import config as configuration
 from corefed.training import client_side
 from corefed.training.local import LocalClients

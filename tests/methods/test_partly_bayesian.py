@@ -17,7 +17,8 @@ from corefed.bayes import gaussian
 from corefed.data.synthetic import linear_gaussian
 from corefed.methods import pfedbayes, shared_start
 from corefed.models.likelihood import Categorical, Gaussian
-from corefed.models.network import Model, from_module, mlp
+from corefed.models.modules import from_module
+from corefed.models.network import Model, mlp
 
 POINTS = 8
 

@@ -10,7 +10,8 @@ from corefed.models.body_and_head import body_and_head
 from corefed.models.cnn import cnn
 from corefed.models.layer_masks import layer_mask
 from corefed.models.likelihood import Categorical, Gaussian
-from corefed.models.network import Model, from_module, mlp
+from corefed.models.modules import from_module
+from corefed.models.network import Model, mlp
 
 MODULE = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
 MODELS = {

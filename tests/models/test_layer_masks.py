@@ -10,7 +10,8 @@ from corefed.base.errors import UserError
 from corefed.models.cnn import cnn
 from corefed.models.layer_masks import bayesian_entries, layer_mask
 from corefed.models.likelihood import Categorical, Gaussian
-from corefed.models.network import from_module, mlp
+from corefed.models.modules import from_module
+from corefed.models.network import mlp
 
 
 def test_an_mlp() -> None:

@@ -18,7 +18,8 @@ from corefed.bayes.predict import predictive
 from corefed.methods import pfedbayes
 from corefed.models.cnn import cnn
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
-from corefed.models.network import STANDARDISED, Model, from_module, mlp
+from corefed.models.modules import from_module
+from corefed.models.network import STANDARDISED, Model, mlp
 
 WIDTHS = [(4, 3), (4, 6, 3), (5, 7, 6, 2), (1, 1), (3, 1, 2)]
 CLIENTS, DRAWS, POINTS = 3, 4, 6

@@ -24,8 +24,9 @@ from corefed.federation.operate.folder import ClientFolder
 from corefed.federation.protocol import Task
 from corefed.federation.rules import Rules
 from corefed.models import network, own
+from corefed.models.attention import PlainAttention
 from corefed.models.likelihood import Categorical, Gaussian
-from corefed.models.network import Model, PlainAttention, mlp
+from corefed.models.network import Model, mlp
 from corefed.selectors.potentials import draw
 from corefed.settings import config
 from corefed.training import fitted, record

@@ -18,8 +18,9 @@ from corefed.base.errors import UserError
 from corefed.base.types import ClientData
 from corefed.methods import registry
 from corefed.models import own
+from corefed.models.attention import PlainAttention
 from corefed.models.likelihood import Categorical
-from corefed.models.network import Model, PlainAttention
+from corefed.models.network import Model
 from corefed.models.series import SERIES, Block, Cell, Gated, LongShortTerm, Series, series_shape
 from corefed.settings.config import check_model
 from corefed.settings.fields import from_flat, list_settings

@@ -12,7 +12,8 @@ from corefed.base.rng import Streams, Who
 from corefed.base.types import ClientData
 from corefed.bayes import gaussian
 from corefed.models.likelihood import Categorical, Gaussian, Likelihood
-from corefed.models.network import from_module, mlp
+from corefed.models.modules import from_module
+from corefed.models.network import mlp
 from corefed.selectors import sketches
 from corefed.selectors.frame import Look
 from corefed.selectors.potentials import draw, potentials, relative_error

@@ -18,7 +18,8 @@ from corefed.bayes import elbo, gaussian
 from corefed.bayes.batches import tally
 from corefed.models.cnn import cnn
 from corefed.models.likelihood import Categorical
-from corefed.models.network import Model, from_module
+from corefed.models.modules import from_module
+from corefed.models.network import Model
 from corefed.models.resnet import resnet
 from corefed.selectors import gradients, sampling, seen
 from corefed.selectors.frame import Look

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from corefed.base.errors import UserError, did_you_mean
-from corefed.models import cnn, network, resnet
+from corefed.models import cnn, modules, network, resnet
 from corefed.models.checks import (
     Point,
     drops_out,
@@ -89,7 +89,7 @@ def build(
     if isinstance(likelihood, Categorical):
         refuse_probabilities(module, point)
     _refuse_large(name, size, output.activation * batch, memory_mb)
-    model = network.from_module(
+    model = modules.from_module(
         module, likelihood, last=output.last, activation=output.activation, example=point.batch
     )
     refuse_detached(model, point, output)

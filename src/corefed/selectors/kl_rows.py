@@ -32,7 +32,8 @@ from torch import Tensor
 from corefed.base.rng import Streams
 from corefed.base.types import ClientData
 from corefed.bayes import gaussian
-from corefed.models.network import Model, PlainAttention
+from corefed.models.attention import PlainAttention
+from corefed.models.network import Model
 
 BLOCK = 1 << 27
 """Most activations of all clients and draws in memory at once: 512 MiB."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from corefed.base.errors import UserError, install
-from corefed.models.network import PlainAttention
+from corefed.models.attention import PlainAttention
 from corefed.use.export.program import Predictive
 
 TOLERANCE = 1e-4

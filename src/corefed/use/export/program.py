@@ -20,8 +20,8 @@ from corefed.base.errors import UserError
 from corefed.bayes import uncertainty
 from corefed.bayes.temperature import temper_prediction
 from corefed.data.preparation import Preparation
+from corefed.models.attention import PlainAttention
 from corefed.models.likelihood import Likelihood
-from corefed.models.network import PlainAttention
 from corefed.use.export.encoder import encode, input_shape
 from corefed.use.export.network import ExportedNetwork
 
